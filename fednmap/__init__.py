@@ -9,82 +9,41 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fednmap import (
-        algorithms,
-        asynchronous,
-        core,
-        data,
-        decentralized,
-        estimators,
-        measure,
-        models,
-        privacy,
-        problems,
-        regularizers,
-        simulation,
-        tables,
-        testing,
-        theory,
-    )
-    from fednmap.estimators.fitted_model import load
-    from fednmap.names import InputError
-    from fednmap.runs.api import run
-    from fednmap.simulation import Callback, Diverged, Patience, Result, Round, TimeLimit, Tolerance, simulate
+    from fednmap.estimators.fitted_model import load as load
+    from fednmap.names import InputError as InputError
+    from fednmap.runs.api import run as run
+    from fednmap.simulation import Callback as Callback
+    from fednmap.simulation import Diverged as Diverged
+    from fednmap.simulation import Patience as Patience
+    from fednmap.simulation import Result as Result
+    from fednmap.simulation import Round as Round
+    from fednmap.simulation import TimeLimit as TimeLimit
+    from fednmap.simulation import Tolerance as Tolerance
+    from fednmap.simulation import simulate as simulate
 
 __version__ = "0.2.0"
 
-__all__ = [
-    "Callback",
-    "Diverged",
-    "InputError",
-    "Patience",
-    "Result",
-    "Round",
-    "TimeLimit",
-    "Tolerance",
-    "algorithms",
-    "asynchronous",
-    "core",
-    "data",
-    "decentralized",
-    "estimators",
-    "load",
-    "measure",
-    "models",
-    "privacy",
-    "problems",
-    "regularizers",
-    "run",
-    "simulate",
-    "simulation",
-    "tables",
-    "testing",
-    "theory",
-]
-
-_FROM = {
-    "Callback": "fednmap.simulation",
-    "Diverged": "fednmap.simulation",
+_ROOMS = (
+    *("algorithms", "asynchronous", "core", "data", "decentralized", "estimators", "measure", "models", "privacy"),
+    *("problems", "regularizers", "simulation", "tables", "testing", "theory"),
+)
+_DEFINED_IN = {
+    **dict.fromkeys(("Callback", "Diverged", "Patience", "Result", "Round"), "fednmap.simulation"),
+    **dict.fromkeys(("TimeLimit", "Tolerance", "simulate"), "fednmap.simulation"),
     "InputError": "fednmap.names",
-    "Patience": "fednmap.simulation",
-    "Result": "fednmap.simulation",
-    "Round": "fednmap.simulation",
-    "TimeLimit": "fednmap.simulation",
-    "Tolerance": "fednmap.simulation",
     "load": "fednmap.estimators.fitted_model",
     "run": "fednmap.runs.api",
-    "simulate": "fednmap.simulation",
 }
-"""Where a name is defined; the other names of `__all__` are modules."""
+__all__ = sorted([*_ROOMS, *_DEFINED_IN])
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module 'fednmap' has no attribute {name!r}")
-    if name in _FROM:
-        found: object = getattr(import_module(_FROM[name]), name)
-    else:
+    if name in _DEFINED_IN:
+        found: object = getattr(import_module(_DEFINED_IN[name]), name)
+    elif name in _ROOMS:
         found = import_module(f"fednmap.{name}")
+    else:
+        raise AttributeError(f"module 'fednmap' has no attribute {name!r}")
     globals()[name] = found  # from now on without this function
     return found
 

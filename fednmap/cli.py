@@ -31,7 +31,7 @@ COMMANDS = {
     "report": "Write one self-contained HTML page about runs: curves, closing numbers, surviving weights, "
     "configuration.",
     "list": "List algorithms, topologies, regularizers, datasets, partitions, models or presets.",
-    "export": "Write a trained model as safetensors, onnx or torch, and report what its zeros are worth.",
+    "export": "Write a trained model as safetensors, onnx or torch, and print its size with and without zeros.",
     "reproduce": "Run a figure of the paper or a benchmark of others, and judge its claims. A second call continues.",
     "audit": "List everything that left the clients in a run: names, shapes, bytes, rounds; from the clients' own "
     "logs.",
@@ -42,16 +42,20 @@ COMMANDS = {
 ELSEWHERE = {
     "compare": "train:compare",
     "predict": "fit:predict",
-    "export": "export_model:export",
+    "example": "listing:example",
+    "report": "show:report",
     "list": "listing:listing",
+    "export": "export_model:export",
     "flower": "flower:app",
 }
 """Commands that are not the function of their name in the module of their name, in `fednmap.commands`."""
 
 LONGEST = 1000  # characters of a line on stderr: a name or cell in it may be of any length
 TORCH_OUT_OF_MEMORY = re.compile(
-    r"(\[enforce fail at [^\]]*\] [^.]*\. )?DefaultCPUAllocator: |Storage size calculation overflowed"
+    r"OutOfMemoryError: |\w+: (\[enforce fail at [^\]]*\] [^.]*\. )?DefaultCPUAllocator: |"
+    r"\w+: Storage size calculation overflowed"
 )
+"""The type and the words of the errors that torch raises."""
 
 
 class LazyCommand(TyperCommand):
@@ -61,11 +65,15 @@ class LazyCommand(TyperCommand):
         super().__init__(name, help=COMMANDS[name])
 
     def loaded(self) -> click.Command:
-        module, function = ELSEWHERE.get(str(self.name), f"{self.name}:{self.name}").split(":")
-        found = getattr(import_module(f"fednmap.commands.{module}"), function)
-        if not isinstance(found, typer.Typer):
-            command, found = found, typer.Typer(add_completion=False)
-            found.command(self.name)(command)
+        if self.name == "reproduce":
+            command = _reproduce()
+        else:
+            module, function = ELSEWHERE.get(str(self.name), f"{self.name}:{self.name}").split(":")
+            command = getattr(import_module(f"fednmap.commands.{module}"), function)
+        if isinstance(command, typer.Typer):
+            return typer.main.get_command(command)
+        found = typer.Typer(add_completion=False)
+        found.command(self.name)(command)
         return typer.main.get_command(found)
 
     def make_context(
@@ -80,6 +88,22 @@ class LazyCommand(TyperCommand):
 
     def invoke(self, context: click.Context) -> Any:
         return context.command.invoke(context)
+
+
+def _reproduce() -> Any:
+    """Return the command of the package `reproduction`, which is in the repository and not in the wheel."""
+    here = os.getcwd()
+    if os.path.isfile(os.path.join(here, "reproduction", "command.py")) and here not in sys.path:
+        sys.path.append(here)
+    try:
+        return import_module("reproduction.command").reproduce
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "reproduction":
+            raise
+        raise InputError(
+            f"expected the folder reproduction/ of fednmap's repository in {here}, got none; "
+            "do git clone the repository and run `fednmap reproduce` in its root"
+        ) from None
 
 
 def _version(context: click.Context, _: click.Parameter, given: bool) -> None:
@@ -118,7 +142,9 @@ def main(command: click.Command = app, name: str | None = None) -> NoReturn:
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
-            code = None if _ran_as_torchrun_worker() else command(prog_name=name, standalone_mode=False)
+            # torchrun started this process, perhaps to work for process 0
+            worked = "WORLD_SIZE" in os.environ and import_module("fednmap.runs.workers").run_as_torchrun_worker()
+            code = None if worked else command(prog_name=name, standalone_mode=False)
         except click.ClickException as error:
             # click and typer both suggest; without a subcommand the help was shown, and there is no message
             message = re.sub(r"( Did you mean [^?]*\?)\1+", r"\1", error.format_message())
@@ -140,7 +166,8 @@ def main(command: click.Command = app, name: str | None = None) -> NoReturn:
 
 def outcome(error: Exception) -> str | None:
     """Return what to say of an end that is nobody's mistake; None where it must be ours."""
-    if _is_out_of_memory(error):
+    torchs = isinstance(error, RuntimeError) and TORCH_OUT_OF_MEMORY.match(f"{type(error).__name__}: {error}")
+    if isinstance(error, MemoryError) or torchs:
         return "out of memory; use a smaller model, fewer clients, a smaller batch_size or a smaller chunk"
     if isinstance(error, OSError):  # with a number it is the system's, which should have been caught
         return str(error) if error.errno is None else None
@@ -152,42 +179,19 @@ def outcome(error: Exception) -> str | None:
 def _blame(error: Exception) -> tuple[str, int]:
     """Return a line that says whether fednmap or the user's code raised the error, and the exit code."""
     ours = os.path.dirname(os.path.abspath(__file__)) + os.sep
+    foreign = {file: name for file, name in FOREIGN.items() if not file.startswith(ours)}
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    last = next((file for file in reversed(files) if file in FOREIGN or file.startswith(ours)), "")
-    if last in FOREIGN and not last.startswith(ours):
-        return f"the error is in {FOREIGN[last]}, which is your own code; see the lines above", 2
-    foreign = [name for file, name in FOREIGN.items() if not file.startswith(ours)]
-    if foreign:
-        names = ", ".join(foreign)
-        return (
-            f"this is an error in fednmap, or in what {names} passed to it; if the latter is right, please report it",
-            70,
-        )
-    return "this is an error in fednmap, not in your input; please report it with the lines above", 70
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether it is the out-of-memory error of Python, numpy or torch."""
-    if isinstance(error, MemoryError):
-        return True
-    if not isinstance(error, RuntimeError):
-        return False
-    import torch
-
-    return isinstance(error, torch.OutOfMemoryError) or bool(TORCH_OUT_OF_MEMORY.match(str(error)))
+    last = next((file for file in reversed(files) if file in foreign or file.startswith(ours)), "")
+    if last in foreign:
+        return f"the error is in {foreign[last]}, which is your own code; see the lines above", 2
+    if not foreign:
+        return "this is an error in fednmap, not in your input; please report it with the lines above", 70
+    theirs = f"what {', '.join(foreign.values())} passed to it; if the latter is right, please report it"
+    return f"this is an error in fednmap, or in {theirs}", 70
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     print(f"fednmap: warning: {' '.join(str(message).split())}", file=sys.stderr)
-
-
-def _ran_as_torchrun_worker() -> bool:
-    """Whether torchrun started this process to work for process 0; its work is then done."""
-    if "WORLD_SIZE" not in os.environ:
-        return False
-    from fednmap.runs.workers import run_as_torchrun_worker
-
-    return run_as_torchrun_worker()
 
 
 def fail(message: str, code: int) -> NoReturn:

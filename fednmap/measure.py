@@ -12,26 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.core import Problem, Regularizer, info_of, nbytes
-
-__all__ = [
-    "QUANTITIES",
-    "Quantity",
-    "accuracy",
-    "evaluate",
-    "hoyer",
-    "natural_residual",
-    "nbytes",
-    "normal_map",
-    "objective",
-    "problem_gamma",
-    "quantities",
-    "quantity",
-    "residual",
-    "rise",
-    "stationarity",
-    "zeros",
-]
+from fednmap.core import Problem, Regularizer, info_of
+from fednmap.core import nbytes as nbytes
 
 
 class Quantity(NamedTuple):

@@ -11,8 +11,8 @@ import typer
 from rich.table import Table
 
 from fednmap.commands.options import Threads, take_threads
-from fednmap.commands.reporting import watched
 from fednmap.names import InputError, choose
+from fednmap.report.progress import watched
 from fednmap.report.terminal import console
 from fednmap.runs.atomic_files import clear_errors, write_atomically
 from fednmap.simulation.threads import machine

@@ -193,6 +193,7 @@ FIGURE = Figure(
     choices=f"""{shallow.CHOICES}
 
 eta_a = 1/Q, {ROUNDS} rounds in the figure; also, in fewer trials, {LONG} rounds, and batch 32 for n = 20, Q = 10.
-{LONG} rounds and the last third were added after a first look: after {ROUNDS} rounds the values still fall.""",
+{LONG} rounds and the last third were added after a first look: after {ROUNDS} rounds the values still fall.
+The other settings that the paper leaves open are varied in [the map of settings](../nn-settings/verdict.md).""",
     trials={"quick": 2, "paper": 5},
 )

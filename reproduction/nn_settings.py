@@ -61,7 +61,8 @@ SEEDS = range(100, 103)
 CLIENTS, STEPS = (5, 10, 20, 50, 100), (2, 5, 10, 20)
 GRIDS = {"n": (CLIENTS, CLIENTS[1:], CLIENTS[:-1]), "Q": (STEPS, STEPS[1:], STEPS[:-1])}
 PAPER = {"n": -1.436, "Q": -1.181}
-MEASURES = ("gamma 4", "gamma 1", "own")
+MEASURES = {"gamma 4": "gamma = 4", "gamma 1": "gamma = 1", "own": "each method's own prox parameter"}
+"""What a trial records of |F_nat|^2, and how it is measured."""
 
 
 class Choice(NamedTuple):
@@ -267,7 +268,7 @@ def _reading(curves: list[Curve], run: int, order: list[Choice]) -> str:
     """What the map says along the batches, and what was not run."""
     rows, rising = [], []
     for rounds, sampling, width in product(_lengths(curves), SAMPLING, WIDTHS):
-        found = {b: r[0] for b in BATCHES if (r := _on_map(curves, MEASURES[0], Choice(b, width, sampling), rounds))}
+        found = {b: r[0] for b in BATCHES if (r := _on_map(curves, "gamma 4", Choice(b, width, sampling), rounds))}
         means = [r.mean for r in found.values()]
         if len(found) > 2:
             values = ", ".join(f"{mean:.2f}" for mean in means)
@@ -309,7 +310,7 @@ def _panel_table(curves: list[Curve]) -> list[list[str]]:
 def _claims(curves: list[Curve], name: str, choice: Choice, kept: bool) -> list[Claim]:
     """FedNMap lowest in all panels of a chosen setting, against both other methods; and against Zhang alone."""
     panels = _in_panels(curves, name, choice)
-    how = f"{choice}, T = 300{'' if kept else ' (not kept)'}, measured with {name}"
+    how = f"{choice}, T = 300{'' if kept else ' (not kept)'}, measured with {MEASURES[name]}"
     claims = []
     for first, ratios in (
         ("FedNMap lowest in all panels", [r for each in panels.values() for r in each]),
@@ -352,7 +353,7 @@ def draw(curves: list[Curve]) -> Picture:
         axis.set_xticks(BATCHES, [str(b) for b in BATCHES])
         axis.set_xlim(0.7, 45)
         axis.minorticks_off()
-        axis.set_title(f"T = {rounds}, measured with {name}", fontsize="medium")
+        axis.set_title(f"T = {rounds}, {MEASURES[name]}", fontsize="medium")
         axis.set_xlabel("samples per local step")
     for axis, name in zip(axes[len(lengths) * len(MEASURES) :], MEASURES, strict=False):
         for k, choice in enumerate(JUDGED):
@@ -360,7 +361,7 @@ def draw(curves: list[Curve]) -> Picture:
             ratios = {i + 0.15 * k: found[p][0] for i, p in enumerate(PANELS["paper"]) if p in found}
             _ratios(axis, ratios, "D", f"C{4 + k}", f"chosen: {choice}")
         axis.set_xticks(range(len(PANELS["paper"])), [f"{n}, {Q}" for n, Q in PANELS["paper"]])
-        axis.set_title(f"chosen settings, T = 300, {name}", fontsize="medium")
+        axis.set_title(f"chosen settings, T = 300, {MEASURES[name]}", fontsize="small")
         axis.set_xlabel("n, Q")
     for axis in axes:
         axis.axhline(1, color="0.5", linewidth=1)

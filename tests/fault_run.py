@@ -188,7 +188,7 @@ def judged(path: Path) -> dict[str, float]:
     start, grid = experiment.start(algorithm), grid_of(experiment.config, 3)
     rounds = list(simulate(algorithm, experiment.problem, rounds=400, start=start))
     *_, same = simulate(algorithm, experiment.problem, rounds=config.rounds, start=start, uplink=grid)
-    kept, _ = checkpoints.newest_server(folder.checkpoints(Job("fednmap", 0)), algorithm, start, settings_of(config))
+    kept, _ = checkpoints.newest(folder.checkpoints(Job("fednmap", 0)), algorithm, start, settings_of(config))
     assert kept is not None
     best, x = algorithm.model(rounds[-1].server), algorithm.model(kept.server)
     run = json.loads((path / "federation.json").read_text())["run"]

@@ -150,7 +150,7 @@ class Federation:
         """The server's state in the newest checkpoint."""
         c = self.coordinator
         folder, algorithm = c.folder.checkpoints(c.job), c.plan.algorithm
-        kept, refused = checkpoints.newest_server(folder, algorithm, c.plan.start, settings(c.config))
+        kept, refused = checkpoints.newest(folder, algorithm, c.plan.start, settings(c.config))
         assert not refused
         return kept.server, kept.totals["counted"]
 

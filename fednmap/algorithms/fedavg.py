@@ -28,6 +28,8 @@ class Averaging(Algorithm):
     eta_a: float = 0.1
     eta_s: float = 1.0
     Q: int = 10
+    local_momentum: float = field(default=0.0, kw_only=True)
+    local_decay: float = field(default=1.0, kw_only=True)
 
     traits = Traits(
         composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.BIASED, rate="-", server_variable="x"
@@ -38,13 +40,13 @@ class Averaging(Algorithm):
         change: Tensor
 
     def __post_init__(self) -> None:
-        check(self, "eta_a", "eta_s", "Q")
+        check(self, "eta_a", "eta_s", "Q", "local_momentum", "local_decay")
 
     def init(self, start: Tensor) -> tuple[Any, NoState]:
         return self.Server(start), NoState()
 
     def local(self, down: Any, client: NoState, g: Oracle) -> tuple[Up, NoState]:
-        y, step = down.x, LocalSteps(self.eta_a, g)
+        y, step = down.x, LocalSteps(self.eta_a, g, self.local_momentum, self.local_decay)
         for q in range(self.Q):
             y = step.down(y, y, q)
         return self.Up(y - down.x), client
@@ -63,6 +65,10 @@ class FedAvg(Averaging):
     $$
 
     With $\eta_s = 1$ the server averages the local models, as published.
+
+    local_momentum, local_decay: options of the local steps, in every round from the beginning: step q is
+            $y_i - \eta_a \beta^q v_q$ with $v_q = \mu v_{q-1} + g_i(y_i)$, $\mu$ the momentum and $\beta$ the decay.
+            Default 0 and 1, plain steps.
 
     >>> FedAvg(eta_a=0.1, Q=5).traits.composite
     False
@@ -97,7 +103,7 @@ class FedProx(Averaging):
         nonnegative(self, "mu")
 
     def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Averaging.Up, NoState]:
-        y, step = down.x, LocalSteps(self.eta_a, g)
+        y, step = down.x, LocalSteps(self.eta_a, g, self.local_momentum, self.local_decay)
         for q in range(self.Q):
             y = step.down(y, y, q, self.mu * (y - down.x))
         return self.Up(y - down.x), client

@@ -5,7 +5,7 @@ Kun Huang, Shi Pu and Karl Henrik Johansson, Achieving Linear Speedup for Compos
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fednmap.algorithms.control_variates import ControlVariate
 from fednmap.algorithms.hyperparameters import check, prox_step
-from fednmap.algorithms.kernels import LocalSteps
+from fednmap.algorithms.kernels import LocalSteps, plain_steps
 from fednmap.core import Oracle, Regularizer
 from fednmap.regularizers.parameters import fraction
 
@@ -40,6 +40,10 @@ class FedNMap(ControlVariate):
     forget: $c_i = (1 - \text{forget})(h - h_i)$; 0 is the paper's method, 1 has no correction. Noise that the server
             adds to mean y_i, for privacy, adds up in h - mean h_i unless that is forgotten: see `docs/privacy.md`.
 
+    local_momentum, local_decay: options of the local steps, as in FedAvg, of what the box has in brackets. Q is then
+            the number of plain steps that they amount to, $y_i$ and $h_i$ are means with the weights that the gradients
+            have in $z_i$, and the fixed point stays exact.
+
     With one client, reshuffled minibatches and Q = the batches of an epoch this is norm-PRR (Qiu, Li and Milzarek, A
     New Random Reshuffling Method for Nonsmooth Nonconvex Finite-sum Optimization, JMLR 2025); see `docs/family.md`.
 
@@ -57,6 +61,8 @@ class FedNMap(ControlVariate):
     Q: int = 10
     gamma: float = None  # type: ignore[assignment]  # given, or set below
     forget: float = 0.0
+    local_momentum: float = field(default=0.0, kw_only=True)
+    local_decay: float = field(default=1.0, kw_only=True)
 
     traits = replace(
         ControlVariate.traits,
@@ -70,26 +76,32 @@ class FedNMap(ControlVariate):
         h: Tensor
 
     def __post_init__(self) -> None:
-        check(self, "eta_a", "eta_s", "Q")
+        check(self, "eta_a", "eta_s", "Q", "local_momentum", "local_decay")
         fraction(self, "forget")
-        prox_step(self, "gamma", 4 * self.eta_a * self.eta_s * self.Q)
+        prox_step(self, "gamma", 4 * self.eta_a * self.eta_s * self._steps)
 
     def local(self, down: Server, client: ControlVariate.Client, g: Oracle) -> tuple[Any, ControlVariate.Client]:
-        z, d, step = down.z, self.direction(down, client), LocalSteps(self.eta_a, g)
+        z, d = down.z, self.direction(down, client)
+        step = LocalSteps(self.eta_a, g, self.local_momentum, self.local_decay)
         z_i = z
         for q in range(self.Q):
             z_i = step.down(z_i, self._prox(z_i), q, d)
-        y = step.mean(z, z_i, self.Q)
+        y = step.mean(z, z_i, self._steps)
         return self.Up(y), self.Client(y - d)
 
     def aggregate(self, server: Server, up: ControlVariate.Up, share: float) -> Server:
         z, h = server
-        return self.Server(z - self.Q * self.eta_s * self.eta_a * up.y, h + share * (up.y - self._pull(z) - h))
+        return self.Server(z - self._steps * self.eta_s * self.eta_a * up.y, h + share * (up.y - self._pull(z) - h))
 
     def direction(self, down: Server, client: ControlVariate.Client) -> Tensor:
         """Return (z - x)/gamma + c_i."""
         keep = 1 - self.forget
         return torch.sub(self._pull(down.z) + keep * down.h, client.h, alpha=keep)  # one pass over all clients
+
+    @property
+    def _steps(self) -> float:
+        """Q, where all local steps count the same."""
+        return plain_steps(self.Q, self.local_momentum, self.local_decay)
 
     def _prox(self, z: Tensor) -> Tensor:
         return self.phi.prox(z, self.gamma)

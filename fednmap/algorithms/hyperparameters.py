@@ -8,7 +8,7 @@ from typing import Protocol
 from fednmap.core import Algorithm, Regularizer
 from fednmap.names import InputError
 from fednmap.regularizers import Zero
-from fednmap.regularizers.parameters import integer, positive, regularizer
+from fednmap.regularizers.parameters import below_one, integer, positive, regularizer
 
 
 class HasPhi(Protocol):
@@ -29,6 +29,8 @@ def check(algorithm: Algorithm, *names: str) -> None:
     for name in names:
         if name == "Q":
             integer(algorithm, name, 1)
+        elif name == "local_momentum":
+            below_one(algorithm, name)
         else:
             positive(algorithm, name)
 

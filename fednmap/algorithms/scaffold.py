@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fednmap.algorithms.hyperparameters import check
-from fednmap.algorithms.kernels import LocalSteps
+from fednmap.algorithms.kernels import LocalSteps, plain_steps
 from fednmap.core import Algorithm, FixedPoint, Oracle, Regularizer, Traits
 from fednmap.regularizers import Zero
 from fednmap.regularizers.parameters import fraction
@@ -35,6 +35,9 @@ class SCAFFOLD(Algorithm):
             c - mean c_i; with forget the clients send $c_i' - (1 - \text{forget}) c_i$, the server forgets as much of
             c, and the noise does not stay. The local steps are as published.
 
+    local_momentum, local_decay: options of the local steps, as in FedAvg, of the corrected gradient. c_i' is then the
+            mean of the round's gradients with the weights that they have in y; the fixed point stays exact.
+
     >>> SCAFFOLD(eta_a=0.1, Q=5).traits.up
     2
     """
@@ -44,6 +47,8 @@ class SCAFFOLD(Algorithm):
     eta_s: float = 1.0
     Q: int = 10
     forget: float = 0.0
+    local_momentum: float = field(default=0.0, kw_only=True)
+    local_decay: float = field(default=1.0, kw_only=True)
 
     traits = Traits(
         composite=False,
@@ -68,7 +73,7 @@ class SCAFFOLD(Algorithm):
         control: Tensor
 
     def __post_init__(self) -> None:
-        check(self, "eta_a", "eta_s", "Q")
+        check(self, "eta_a", "eta_s", "Q", "local_momentum", "local_decay")
         fraction(self, "forget")
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
@@ -76,12 +81,12 @@ class SCAFFOLD(Algorithm):
         return self.Server(start, zero), self.Client(zero)
 
     def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
-        x, d, step = down.x, down.c - client.c, LocalSteps(self.eta_a, g)
+        x, d, step = down.x, down.c - client.c, LocalSteps(self.eta_a, g, self.local_momentum, self.local_decay)
         y = x
         for q in range(self.Q):
             y = step.down(y, y, q, d)
         change = y - x
-        c = step.mean(x, y, self.Q) - d
+        c = step.mean(x, y, plain_steps(self.Q, self.local_momentum, self.local_decay)) - d
         return self.Up(change, torch.sub(c, client.c, alpha=1 - self.forget)), self.Client(c)
 
     def state_after_sending(self, down: Server, client: Client, up: Up, sent: Up) -> Client:

@@ -26,8 +26,8 @@ from fednmap.runs.folder import Job, RunFolder
 def export(
     run: Annotated[Path, typer.Argument(help="Run folder of train, compare, fit or flower.")],
     format: Annotated[str, typer.Option(help=", ".join(FORMATS))] = "safetensors",
-    method: Annotated[str | None, typer.Option(help="Whose model; default the only, else the first method.")] = None,
-    trial: Annotated[int, typer.Option(help="Of which repetition.")] = 0,
+    method: Annotated[str | None, typer.Option(help="Method; default the only one, else the first.")] = None,
+    trial: Annotated[int, typer.Option(help="Repetition, counted from 0.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="File to write; default RUN/METHOD-TRIAL, or METHOD-TRIAL-pruned, and a suffix.")
     ] = None,
@@ -38,25 +38,30 @@ def export(
     trust_code: TrustCode = False,
     json: Json = False,
 ) -> None:
-    """Write a trained model as safetensors, onnx or torch, and report what its zeros are worth."""
+    """Write a trained model as safetensors, onnx or torch, and print its size with and without zeros.
+
+    Example: fednmap export runs/RUN --format onnx --prune
+    """
     choose("format", format, FORMATS)
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise InputError(f"cannot write {out}: name a file in a folder that exists")
     folder = RunFolder.open(run)
-    if not (methods := folder.about().algorithms) and method is None:
+    methods, labels = folder.about().algorithms, folder.about().labels
+    if not methods and method is None:
         raise InputError(f"{folder.path / 'run.toml'} names no method; put it back from a copy, or give --method")
-    # package.module:Name is also found by Name, as tables show it, and as its files are called
-    method = next((m for m in methods if method in (None, m, m.rpartition(":")[2], m.replace(":", "."))), method)
+    # also found as tables show it (its label, or the Name of package.module:Name), and as its files are called
+    called = {m: (None, m, labels.get(m, m), m.rpartition(":")[2], m.replace(":", ".")) for m in methods}
+    method = next((m for m, names in called.items() if method in names), method)
     job = Job(str(method), trial)
     module, example = trained(folder, job, trust_code)
     about = names(folder, job, folded=example is not None)
-    if example is None and format == "onnx" and folder.made_in_python():
+    if example is None and format == "onnx":
+        if not folder.made_in_python():
+            raise InputError("onnx holds the whole computation, which only the clients know; use safetensors or torch")
         raise InputError(
             f"expected safetensors or torch, got onnx: {run} was made in Python and holds the parameters alone"
             '; use fednmap.models.export.write(result.module(), "model.onnx", "onnx", example=inputs) there'
         )
-    if example is None and format == "onnx":
-        raise InputError("onnx holds the whole computation, which only the clients know; use safetensors or torch")
     before = sum(p.numel() for p in module.parameters())
     if prune and prunable(module):
         module = pruned(module)
@@ -105,10 +110,7 @@ def trained(folder: RunFolder, job: Job, trust: bool = False) -> tuple[nn.Module
     if x.numel() != problem.dim:
         raise InputError(f"the data of {folder.path} have changed since the run: put them back to export its model")
     few = take(problem.data.x, slice(0, 2))
-    module = as_module(problem, x.to(problem.data.x.device))
-    if scaling is not None and not isinstance(problem, Network):
-        on_given_columns(module, *scaling)
-    return module, few.to_dense() if is_sparse(few) else few
+    return as_module(problem, x.to(problem.data.x.device), scaling), few.to_dense() if is_sparse(few) else few
 
 
 def names(folder: RunFolder, job: Job, folded: bool) -> dict[str, Any]:
@@ -141,25 +143,22 @@ def holding(tensors: Mapping[str, Tensor]) -> nn.Module:
     return root
 
 
-def on_given_columns(module: nn.Module, shift: Tensor, scale: Tensor) -> None:
-    """Make the linear layer of a model of standardised columns one of the columns as they were given."""
-    layer = next(part for part in module if isinstance(part, nn.Linear))  # type: ignore[attr-defined]
-    with torch.no_grad():
-        layer.weight.div_(scale.to(layer.weight))
-        if layer.bias is not None:
-            layer.bias.sub_(layer.weight @ shift.to(layer.weight))
-
-
-def as_module(problem: FiniteSum, x: Tensor) -> nn.Module:
+def as_module(problem: FiniteSum, x: Tensor, scaling: tuple[Tensor, Tensor] | None) -> nn.Module:
     """Return the model x of a problem; regressions become one linear layer, with a bias where they have an intercept.
 
     Binary logistic regression gives one score per sample, positive for label 1.
+
+    scaling: the shift and scale of standardised columns; a linear model then takes the columns as they were given.
     """
     if isinstance(problem, Network):
         return problem.module(x)
     if not isinstance(problem, GLM):
         raise InputError(f"a {type(problem).__name__} cannot be exported; a linear model or a network can")
     weight, bias = x[problem.coefficients].view(-1, problem.features), x[problem.intercepts]
+    if scaling is not None:
+        shift, scale = (part.to(weight) for part in scaling)
+        weight = weight / scale
+        bias = bias - weight @ shift if problem.intercept else bias
     return linear(weight, bias if problem.intercept else None)
 
 
@@ -167,8 +166,6 @@ def linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
     """Return a linear layer with these numbers, (outputs, features) and (outputs,)."""
     outputs, features = weight.shape
     layer = nn.Linear(features, outputs, bias=bias is not None, dtype=weight.dtype, device=weight.device)
-    with torch.no_grad():
-        layer.weight.copy_(weight)
-        if bias is not None:
-            layer.bias.copy_(bias)
+    numbers = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+    layer.load_state_dict(numbers)
     return nn.Sequential(nn.Flatten(), layer, *([nn.Flatten(0)] if outputs == 1 else [])).eval()

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import tomli_w
 import typer
 from rich import box
 
@@ -187,10 +186,10 @@ def _folder(out: Path | None, config: FitConfig, data: str, classes: tuple[str, 
         "penalty": f"penalty {config.penalty}" + ("" if lam is None else f", lam {lam:.4g}"),
         "clients": sites,
         "algorithms": [f"fit-{config.family}"],
-        "settings": {name: value for name, value in settings.items() if value is not None},
+        "settings": settings,
     }
     if out is None or not (out / "run.toml").exists():
-        return RunFolder.create_plain(out, tomli_w.dumps(about), settings, "fit")
+        return RunFolder.create(out, about, "fit")
     folder = RunFolder.open(out)
     if words := folder.changed(finite(settings), frozenset()):
         raise InputError(f"{out} holds a fit that was stopped, of other settings ({words}); choose another folder")

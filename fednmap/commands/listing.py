@@ -1,9 +1,10 @@
-"""`fednmap list`: what there is to choose from."""
+"""`fednmap list`: what there is to choose from; `fednmap example`: files to try the commands on."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,11 +14,12 @@ from rich.table import Column, Table
 
 from fednmap.algorithms import ALGORITHMS
 from fednmap.data.datasets import DATASETS
+from fednmap.data.heart_disease import hospital_files
 from fednmap.data.partition import PARTITIONS
 from fednmap.decentralized import DECENTRALIZED
 from fednmap.decentralized.topologies import TOPOLOGIES
 from fednmap.models.build import MODELS
-from fednmap.names import choose
+from fednmap.names import InputError, choose
 from fednmap.regularizers import REGULARIZERS, signature
 from fednmap.report.data_table import DataTable
 from fednmap.report.terminal import console
@@ -109,8 +111,34 @@ OWN = {
 
 
 def listing(what: Annotated[str, typer.Argument(help=", ".join(LISTS))]) -> None:
-    """List algorithms, topologies, regularizers, datasets, partitions, models or presets."""
+    """List algorithms, topologies, regularizers, datasets, partitions, models or presets.
+
+    Example: fednmap list regularizers
+    """
     screen = console()
     screen.print(choose("list", what, LISTS)())
     if what in OWN:
         screen.print(f"or your own: {OWN[what]}, in a module in this folder or on Python's path", highlight=False)
+
+
+EXAMPLES = {"hospitals": hospital_files}
+
+
+def example(
+    name: Annotated[str, typer.Argument(help="hospitals: heart-disease patients, one CSV file per hospital.")],
+    out: Annotated[Path | None, typer.Option(help="Where the files go; default a folder of that name.")] = None,
+) -> None:
+    """Write the files of an example, to try other commands on: hospitals.
+
+    Example: fednmap example hospitals --out data
+    """
+    write = choose("example", name, EXAMPLES)
+    folder = out or Path(name)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} is there already and not empty; name another one by --out")
+    try:
+        made = write(folder)
+    except OSError as error:
+        raise InputError(f"cannot write {folder}: {error.strerror}; name another folder by --out") from None
+    for path in made:
+        print(path)

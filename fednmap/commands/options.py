@@ -76,8 +76,6 @@ def with_config(
             for old in (old for old, new in settings.RENAMED.items() if new == name):
                 fields.append(_option(old, Annotated[kind | None, typer.Option(_flag(old), hidden=True)]))
 
-        ordered = sorted((_in_panel(p) for p in (*own, *launching, *fields)), key=_place)
-
         def wrapped(**given: Any) -> None:
             values = {p.name: given.pop(p.name) for p in fields}
             if launching:
@@ -85,7 +83,7 @@ def with_config(
             given_values = {k: v for k, v in values.items() if v is not None}
             command(current(given_values, settings.RENAMED, _flag), **given)
 
-        wrapped.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
+        wrapped.__signature__ = inspect.Signature(_in_panels([*own, *launching, *fields]))  # type: ignore[attr-defined]
         wrapped.__doc__ = command.__doc__
         wrapped.__name__ = command.__name__
         return wrapped
@@ -98,20 +96,17 @@ def _flag(name: str) -> str:
     return f"--{FLAGS.get(name, name.replace('_', '-'))}"
 
 
-def _in_panel(option: inspect.Parameter) -> inspect.Parameter:
-    """The option in its panel of the help."""
-    kind, info = get_args(option.annotation)
-    info = copy(info)
-    info.rich_help_panel = next((panel for panel, names in PANELS.items() if option.name in names), ADVANCED)
-    return option.replace(annotation=Annotated[kind, info])
-
-
-def _place(option: inspect.Parameter) -> tuple[int, int]:
-    """Where the option stands in the help: by panel, then by its place in the panel."""
-    for k, names in enumerate(PANELS.values()):
-        if option.name in names:
-            return k, names.index(option.name)
-    return len(PANELS), 0
+def _in_panels(options: list[inspect.Parameter]) -> list[inspect.Parameter]:
+    """Return the options in the order of the help, each in its panel."""
+    panels = {name: panel for panel, names in PANELS.items() for name in names}
+    places = {name: k for k, name in enumerate(panels)}
+    found = []
+    for option in sorted(options, key=lambda option: places.get(option.name, len(places))):
+        kind, info = get_args(option.annotation)
+        info = copy(info)
+        info.rich_help_panel = panels.get(option.name, ADVANCED)
+        found.append(option.replace(annotation=Annotated[kind, info]))
+    return found
 
 
 def _option(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
@@ -175,3 +170,8 @@ class Launch:
     trust_code: TrustCode = False
     json: Json = False
     quiet: Quiet = False
+
+
+def settings_of(file: Path | None, trust: bool) -> dict[str, Any]:
+    """Return what a file of settings gives; nothing without a file."""
+    return Config.read(file, trust=trust).model_dump(exclude_unset=True) if file else {}

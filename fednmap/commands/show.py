@@ -1,4 +1,4 @@
-"""`fednmap show`: a run, or the runs of a folder, in the terminal."""
+"""`fednmap show`: a run, or the runs of a folder, in the terminal; `fednmap report`: a page for a browser."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from rich.table import Table
 from fednmap.measure import quantity
 from fednmap.names import InputError, is_number
 from fednmap.report import coefficients
+from fednmap.report import report as write_report
 from fednmap.report.closing import about_line, closing_table, made_by
 from fednmap.report.data_table import DataTable
 from fednmap.report.series import Series, collect, drawn, expected, models, positive
 from fednmap.report.terminal import TextTable, console
+from fednmap.runs.atomic_files import write_atomically
 from fednmap.runs.folder import RunFolder
 from fednmap.runs.sweep import Sweep, is_sweep
 
@@ -32,19 +34,19 @@ def show(
     run: Annotated[Path | None, typer.Argument(help="Run folder; default the newest in runs.")] = None,
     list: Annotated[bool, typer.Option("--list", help="List the runs in a folder, default runs.")] = False,
 ) -> None:
-    """Show a run in the terminal, or list the runs of a folder."""
+    """Show a run in the terminal, or list the runs of a folder.
+
+    Example: fednmap show runs/RUN
+    """
     if list:
         _list(run or Path("runs"))
         return
     folder = RunFolder.open(run or run_folders(Path("runs"))[-1])
     screen, said, began = console(), folder.about(), folder.environment()
-    lines = [str(folder.path), about_line(said), f"state: {state(folder)}"]
     sweep = Sweep.open(folder.path) if is_sweep(folder.path) else None
-    if sweep:
-        lines.insert(2, f"sweep: {', '.join(map(sweep.name, sweep.values))}")
-    lines += made_by(began)
-    for line in lines:
-        screen.print(line, highlight=False, soft_wrap=True)
+    varied = [f"sweep: {', '.join(map(sweep.name, sweep.values))}"] if sweep else []
+    lines = [str(folder.path), about_line(said), *varied, f"state: {state(folder)}", *made_by(began)]
+    screen.print("\n".join(lines), highlight=False, soft_wrap=True)
     parts = sweep.parts() if sweep else []
     if results := folder.results() + [{**r, "method": part.path.name} for part in parts for r in part.results()]:
         screen.print(closing_table(results, said))
@@ -57,6 +59,34 @@ def show(
         screen.print(line, highlight=False, soft_wrap=True)
     if sweep and (found := sweep.outcome()):
         screen.print(f"slope of log |F_nat|^2: {found['slope']:.3f}; {found['verdict']}", highlight=False)
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Run folders; several are shown together. Or one folder of `fednmap fit`.", show_default=False
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
+) -> None:
+    """Write one self-contained HTML page about runs: curves, closing numbers, surviving weights, configuration.
+
+    Example: fednmap report runs/RUN -o report.html
+    """
+    if out.is_dir():
+        raise InputError(f"{out} is a folder; name a file, such as {out / 'report.html'}")
+    folders = [f for run in runs for f in (Sweep.open(run).parts() if is_sweep(run) else [RunFolder.open(run)])]
+    fits = [folder.path for folder in folders if folder.about().made_in == "fit"]
+    if not fits:
+        write_report(folders, out)
+    elif len(runs) > 1:
+        raise InputError(f"expected the folder of one fit, or of runs, got {fits[0]} among {len(runs)}; give it alone")
+    elif not (page := fits[0] / "report.html").is_file():  # `fednmap fit` has written it
+        raise InputError(f"{page} is missing; put it back from a copy, or fit again")
+    else:
+        write_atomically(out, page.read_bytes())
+    print(out)
 
 
 def sparkline(values: ArrayLike, width: int = WIDTH, log: bool = False, scale: ArrayLike | None = None) -> str:

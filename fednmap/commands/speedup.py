@@ -9,20 +9,20 @@ from typing import Annotated, Any
 
 import typer
 
-from fednmap.commands.options import Launch, take_threads, trusting, with_config
-from fednmap.commands.reporting import watched
+from fednmap.commands.options import Launch, settings_of, take_threads, trusting, with_config
 from fednmap.commands.tune import settle, take_auto
 from fednmap.measure import objective
 from fednmap.names import InputError
 from fednmap.report.plots import speedup as plot
-from fednmap.runs.atomic_files import clear_errors, json_text
+from fednmap.report.progress import watched
+from fednmap.runs.atomic_files import clear_errors, json_text, to_json, write_atomically
 from fednmap.runs.configuration import STOPPING, Config
 from fednmap.runs.execution import Worker
 from fednmap.runs.experiment import Experiment, prepare
 from fednmap.runs.process_pool import how_many, process_pool
-from fednmap.runs.sweep import PICTURE, Sweep, varied
+from fednmap.runs.sweep import OUTCOME, PICTURE, Sweep, varied
 from fednmap.theory import Rounds, estimate_smoothness, estimate_variance, mean_gradient2, rounds_to
-from fednmap.theory.scaling import Speedup, checked, fit_speedup
+from fednmap.theory.scaling import checked, fit_speedup
 
 # one closing round is noisy: the residual is averaged over the last `eval_last`
 DEFAULTS: dict[str, Any] = {"rounds": 100, "trials": 3, "eval_last": 5}
@@ -60,8 +60,14 @@ def speedup(
     with process_pool(Worker(None), at_once) as pool, watched(again, launch.quiet) as reporter:
         reached = dict(zip(sweep.values, sweep.run(config, reporter, pool), strict=True))
     found = fit_speedup(lambda value, trial: reached[value][trial], sweep.over, sweep.values, config.trials)
-    outcome = _outcome(found, sweep, config)
-    sweep.finish(outcome)
+    need = forecast(prepare(varied(config, sweep.over, sweep.values[0])), float(found.reached.mean(1).min()))
+    outcome: dict[str, Any] = {"over": found.over, "values": [*found.values]}
+    outcome |= {"rounds": config.rounds, "trials": config.trials, "stationarity": found.reached.tolist()}
+    outcome |= {"slope": found.slope, "interval": [found.low, found.high] if config.trials > 1 else None}
+    other = config.local_steps if found.over == "n" else config.clients
+    until = {"predicted_linear_until": need.linear_until / other}
+    outcome |= {"verdict": found.verdict, "saturates_at": found.saturates_at} | until
+    write_atomically(sweep.folder.path / OUTCOME, to_json(outcome))
     if launch.json:
         print(json_text(outcome))
     else:
@@ -77,9 +83,7 @@ def speedup(
 
 def _begin(given: dict[str, Any], launch: Launch, over: str, values: str) -> Sweep:
     """Make a new sweep; what can be refused is refused before there is a folder."""
-    file = launch.config
-    base = Config.read(file, trust=launch.trust_code).model_dump(exclude_unset=True) if file else {}
-    given, auto = take_auto(DEFAULTS | base | given)
+    given, auto = take_auto(DEFAULTS | settings_of(launch.config, launch.trust_code) | given)
     if early := [name for name in STOPPING if given.get(name) is not None]:
         raise InputError(f"a sweep compares what equal rounds reach, and {early[0]} would end some early; leave it out")
     if few := given.get("eval_samples"):
@@ -99,23 +103,6 @@ def _begin(given: dict[str, Any], launch: Launch, over: str, values: str) -> Swe
     if kind == "q":
         known["clients"] = first.config.clients
     return Sweep.create(launch.out, config.model_copy(update={"algorithms": ("fednmap",), **known}), kind, numbers)
-
-
-def _outcome(found: Speedup, sweep: Sweep, config: Config) -> dict[str, Any]:
-    need = forecast(prepare(varied(config, sweep.over, sweep.values[0])), float(found.reached.mean(1).min()))
-    other = config.local_steps if found.over == "n" else config.clients
-    return {
-        "over": found.over,
-        "values": list(found.values),
-        "rounds": config.rounds,
-        "trials": config.trials,
-        "stationarity": found.reached.tolist(),
-        "slope": found.slope,
-        "interval": [found.low, found.high] if config.trials > 1 else None,
-        "verdict": found.verdict,
-        "saturates_at": found.saturates_at,
-        "predicted_linear_until": need.linear_until / other,
-    }
 
 
 def forecast(experiment: Experiment, eps2: float) -> Rounds:

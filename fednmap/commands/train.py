@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from fednmap.commands.options import Launch, take_threads, trusting, with_config
-from fednmap.commands.reporting import waiting, watched
+from fednmap.commands.options import Launch, settings_of, take_threads, trusting, with_config
 from fednmap.commands.tune import measured_every, settle, take_auto
 from fednmap.names import InputError
 from fednmap.report.closing import closing_table, ending
 from fednmap.report.plots import comparison
+from fednmap.report.progress import waiting, watched
 from fednmap.report.terminal import console
 from fednmap.runs.atomic_files import clear_errors, json_text
 from fednmap.runs.configuration import Config, parse_set
@@ -24,7 +24,7 @@ from fednmap.runs.folder import RunFolder
 from fednmap.runs.presets import preset as preset_file
 from fednmap.runs.process_pool import how_many, process_pool
 from fednmap.runs.sweep import is_sweep
-from fednmap.runs.tracking import check_trackers, trackers
+from fednmap.runs.tracking import imported, trackers
 from fednmap.runs.workers import check_workers, group, under_torchrun
 from fednmap.simulation.distributed import WorkerLost
 
@@ -74,7 +74,8 @@ def compare(
 
 def _run(command: str, values: dict[str, Any], launch: Launch) -> tuple[RunFolder, list[dict[str, Any]]]:
     """Make a new run, or continue one; return its folder and its closing numbers."""
-    check_trackers(launch.track)
+    for name in launch.track or []:
+        imported(name)
     check_workers(launch.workers)
     take_threads(launch.threads, launch.workers)
     if launch.preset and (launch.config or launch.resume):
@@ -114,8 +115,8 @@ def _run(command: str, values: dict[str, Any], launch: Launch) -> tuple[RunFolde
 
 def _prepared(values: dict[str, Any], launch: Launch) -> Experiment:
     """Build what the settings name; what can be refused is refused before there is a folder."""
-    file, typed = preset_file(launch.preset) if launch.preset else launch.config, values
-    base = Config.read(file, trust=launch.trust_code).model_dump(exclude_unset=True) if file else {}
+    typed = values
+    base = settings_of(preset_file(launch.preset) if launch.preset else launch.config, launch.trust_code)
     values, auto = take_auto(base | values | {"set": base.get("set", {}) | parse_set(launch.set)})
     if launch.label:
         values["labels"] = base.get("labels", {}) | dict(_label(word) for word in launch.label)
@@ -125,18 +126,13 @@ def _prepared(values: dict[str, Any], launch: Launch) -> Experiment:
     config, experiment = settle(Config.make(**values), auto, lambda line: print(line, file=sys.stderr))
     with waiting(f"loading {config.data}", launch.quiet):
         experiment = experiment or prepare(config)
-    _check_used(experiment, typed)
+    names = experiment.config.algorithms
+    for name in ("eta_a", "eta_s"):  # a typed step size that no method has, if all are the user's own
+        if name in typed and not any(":" not in n or hasattr(experiment.algorithm(n), name) for n in names):
+            raise InputError(f"expected a method with {name}, got {names[0]}; use --set {names[0]}.NAME=VALUE")
     with waiting("estimating the smoothness of the loss, for |F_nat|", launch.quiet):
         experiment = settled(experiment)
     return experiment.with_settings(eval_every=measured_every(experiment)) if paced else experiment
-
-
-def _check_used(experiment: Experiment, typed: dict[str, Any]) -> None:
-    """Refuse a step size that was typed if all methods are the user's own and none has it."""
-    names = experiment.config.algorithms
-    for name in ("eta_a", "eta_s"):
-        if name in typed and not any(":" not in n or hasattr(experiment.algorithm(n), name) for n in names):
-            raise InputError(f"expected a method with {name}, got {names[0]}; use --set {names[0]}.NAME=VALUE")
 
 
 def _label(word: str) -> tuple[str, str]:

@@ -16,7 +16,17 @@ from typing import Annotated, Any
 
 import typer
 
-from fednmap.commands.options import AUTO, ConfigFile, Jobs, Json, Threads, TrustCode, take_threads, with_config
+from fednmap.commands.options import (
+    AUTO,
+    ConfigFile,
+    Jobs,
+    Json,
+    Threads,
+    TrustCode,
+    settings_of,
+    take_threads,
+    with_config,
+)
 from fednmap.data import Dataset
 from fednmap.names import InputError
 from fednmap.runs.atomic_files import json_text
@@ -61,32 +71,25 @@ def tune(
     Example: fednmap tune --data digits --model logistic
     """
     take_threads(threads)
-    base = Config.read(config, trust=trust_code).model_dump(exclude_unset=True) if config else {}
-    base = {name: value for name, value in base.items() if name not in AUTO}  # every run.toml has them
-    given, _ = take_auto(base | values)
+    base = settings_of(config, trust_code)
+    given, _ = take_auto({name: value for name, value in base.items() if name not in AUTO} | values)
     auto = tuple(name for name in AUTO if name not in given)
     if not auto:
         raise InputError("eta_a and gamma are both given, so that there is nothing to find; leave one of them out")
-    in_parallel = partial(parallel_map, count=how_many(jobs, PILOTS))
-    checked = Config.make(**given)
+    checked, count = Config.make(**given), how_many(jobs, PILOTS)
     for name in ("schedule", "memory"):
         if (value := getattr(checked, name)) != Config.model_fields[name].default:
             raise InputError(f"expected a constant step and no memory, got {name} {value}; leave it out")
     check_auto(checked, auto)
-    found = search(prepare(checked), auto, budget=budget, residual_only=residual_only, parallel_map=in_parallel)
+    options: dict[str, Any] = {"budget": budget, "residual_only": residual_only}
+    found = search(prepare(checked), auto, parallel_map=partial(parallel_map, count=count), **options)
     if json:
-        report = {
-            "eta_a": found.eta_a,
-            "gamma": found.gamma,
-            "stationarity": found.pilot.score if found.pilot else None,
-            "guaranteed": {"eta_a": found.guaranteed_eta_a, "gamma": found.guaranteed_gamma},
-            "measured": {"L": found.L, "rho": found.rho, "sigma2": found.sigma2},
-            "measure_gamma": found.measure_gamma,
-            "budget": found.budget,
-            "rounds_used": found.rounds_used,
-            "pilots": [asdict(p) for p in found.pilots],
-        }
-        print(json_text(report))
+        best = {"eta_a": found.eta_a, "gamma": found.gamma, "stationarity": found.pilot and found.pilot.score}
+        safe = {"eta_a": found.guaranteed_eta_a, "gamma": found.guaranteed_gamma}
+        measured = {"L": found.L, "rho": found.rho, "sigma2": found.sigma2}
+        more = {name: getattr(found, name) for name in ("measure_gamma", "budget", "rounds_used")}
+        pilots = [asdict(pilot) for pilot in found.pilots]
+        print(json_text(best | {"guaranteed": safe, "measured": measured} | more | {"pilots": pilots}))
         return
     print("\n".join(found.lines()))
     print(f"use it with: fednmap train ... --eta-a {found.eta_a:.4g} --gamma {found.gamma:.4g}")
@@ -111,8 +114,7 @@ def settle(config: Config, auto: tuple[str, ...], message: Callable[[str], None]
         auto = AUTO  # they belong together
     check_auto(config, auto)
     loaded = load(config)
-    found = _from_smoothness(config, auto, loaded, message)
-    if found is not None:
+    if not config.batch_size and (found := _from_smoothness(config, auto, loaded, message)) is not None:
         return found
     experiment = prepare(config, loaded)
     pilots = search(experiment, auto, budget=max(FEWEST * SHORTEST, config.rounds // PILOT_SHARE))
@@ -129,8 +131,6 @@ def _from_smoothness(
 
     Local steps on exact gradients cost Q times as much and save no rounds (docs/rounds.md).
     """
-    if config.batch_size:
-        return None
     settled = {"local_steps": 1, "dtype": "float64"}
     config = config.model_copy(update={k: v for k, v in settled.items() if k not in config.model_fields_set})
     experiment = prepare(config, loaded)
@@ -189,8 +189,8 @@ def measured_every(experiment: Experiment) -> int:
     A few rounds of every method are timed, and a measurement after each of them; the method whose rounds take least
     decides. The number becomes part of the configuration, so that trials, workers and resumed runs measure alike.
     """
-    timed = (_seconds(experiment, name) for name in experiment.config.algorithms)
-    return max(every(measurement, round, experiment.config.rounds) for measurement, round in timed)
+    rounds = experiment.config.rounds
+    return max(every(*_seconds(experiment, name), rounds) for name in experiment.config.algorithms)
 
 
 def every(measurement: float, round: float, rounds: int) -> int:
@@ -212,7 +212,5 @@ def _seconds(experiment: Experiment, name: str) -> tuple[float, float]:
     except Diverged as error:  # which the run will report
         records = error.result.records
     pairs = list(pairwise(records[1:]))  # the first time other things are made too
-    if not pairs:
-        return 0.0, 1.0
-    measurement, round = (median(b[key] - a[key] for a, b in pairs) for key in ("eval_seconds", "train_seconds"))
-    return measurement, round
+    spent = {key: [b[key] - a[key] for a, b in pairs] for key in ("eval_seconds", "train_seconds")}
+    return (median(spent["eval_seconds"]), median(spent["train_seconds"])) if pairs else (0.0, 1.0)

@@ -47,15 +47,11 @@ DECENTRALIZED: dict[str, type[DecentralizedAlgorithm]] = {
 
 def method(name: str) -> type[Algorithm] | type[DecentralizedAlgorithm]:
     """Return the method called `name`, with a server or without, or one of the user's own, package.module:Name."""
-    known = {**ALGORITHMS, **DECENTRALIZED}
-    if name in DECENTRALIZED:
-        return DECENTRALIZED[name]
+    known: dict[str, type[Algorithm] | type[DecentralizedAlgorithm]] = {**ALGORITHMS, **DECENTRALIZED}
     if not is_code(name, known):
-        choose("algorithm", name, known)
-        return server_method(name)
-    found: type[DecentralizedAlgorithm]
+        return choose("algorithm", name, known)
     try:
-        found = imported("algorithm", name, known, DecentralizedAlgorithm)
+        found: type[DecentralizedAlgorithm] = imported("algorithm", name, known, DecentralizedAlgorithm)
     except InputError:
         return server_method(name)
     if not is_dataclass(found) or "traits" not in dir(found):

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +33,10 @@ from fednmap.flower.secure import SecureSum, Sum
 from fednmap.flower.settings import FederationSettings, read, threshold
 from fednmap.measure import numbers, residual, rise
 from fednmap.names import InputError
-from fednmap.runs import checkpoints
 from fednmap.runs.atomic_files import from_json, locked, to_json, write_atomically
+from fednmap.runs.checkpoints import Checkpoint
 from fednmap.runs.configuration import Config
-from fednmap.runs.execution import DONE, Recorder, extendable, settings, stops_of, summary
+from fednmap.runs.execution import DONE, Recorder, extendable, stops_of
 from fednmap.runs.folder import EXTENDABLE, Job, RunFolder
 from fednmap.simulation import Callback, Record, Round
 from fednmap.simulation.callbacks import Reason, first_reason
@@ -172,7 +171,7 @@ class Coordinator(Callback):
             if after != before:
                 write_atomically(path / "run.toml", after.toml().encode())
         self.run_id = run_number(path, self.federation)
-        self.recorder = Recorder(self.job, settings(self.config), self.folder)
+        self.recorder = Recorder(self.config, self.folder)
 
     def _run(self) -> dict[str, Any]:
         self._status(waiting=True)
@@ -235,9 +234,8 @@ class Coordinator(Callback):
             self.last = t + 1, server
             drawn, counted = (torch.tensor([self.names.index(name) for name in names]) for names in who)
             up, down = (int(totals[key] - before[key]) for key in ("bytes_up", "bytes_down"))
-            round = Round(t, server, nowhere, drawn, counted, up, down)
-            self.recorder.save(round, self.rounds.kept())
-            yield round
+            self.recorder.save(Checkpoint(t, server, self.rounds.kept()))
+            yield Round(t, server, nowhere, drawn, counted, up, down)
 
     def on_round(self, last: Round, totals: Record) -> Reason | None:
         """Say where the run is; a reason to end that has come since."""
@@ -305,10 +303,7 @@ class Coordinator(Callback):
         """
         if not self.federation.resume:
             return 0, server
-        plan, folder, rows = self.plan, self.folder.checkpoints(self.job), partial(self.folder.measured, self.job)
-        kept, refused = checkpoints.newest_server(
-            folder, plan.algorithm, plan.start, settings(self.config), measured=rows
-        )
+        kept, refused = self.recorder.latest(self.plan.algorithm, self.plan.start)
         for line in refused:
             log.warning(line)
         done = 0
@@ -316,8 +311,7 @@ class Coordinator(Callback):
             done, server = kept.t + 1, kept.server
             self.rounds.restore(kept.totals)
             log.info("continuing after round %d", kept.t)
-        self.folder.delete_after(self.job, done if kept is not None else -1)
-        records = self.folder.records(*self.job)
+        records = self.recorder.restart(kept)
         measured = records[-1]["round"] if records else -1
         if measured == done:
             self.rounds.totals |= {name: records[-1].get(name, 0.0) for name in self.rounds.totals}
@@ -337,11 +331,8 @@ class Coordinator(Callback):
             self._measure(done, server, True)
         records = self.folder.records(*self.job)
         first, last = records[0], records[-1]
-        closing = (
-            summary(last)
-            | {name: int(last[name]) for name in (*WIRE, *REPLIES) if name in last}
-            | {"ended": reason or DONE}
-        )
+        closing: dict[str, Any] = {name: int(last[name]) for name in (*WIRE, *REPLIES) if name in last}
+        closing["ended"] = reason or DONE
         closing["took_part"] = dict(self.rounds.took_part)
         if left_out := self.rounds.left_out():
             closing["warnings"] = list(left_out.values())
@@ -351,7 +342,7 @@ class Coordinator(Callback):
         if by_all and (warning := rise(first["objective"], last["objective"])):
             closing["warning"] = warning
             log.warning(warning)
-        self.folder.finish(self.job, closing, self.plan.saved(self.plan.algorithm.model(server)))
+        closing = self.recorder.finish(self.plan.saved(self.plan.algorithm.model(server)), **closing)
         self._status(done=done, finished=True)
         self.folder.write_checksums()
         return closing

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tomli_w
 import torch
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
@@ -241,7 +240,7 @@ def fit(grid: Grid, task: RemoteFitConfig, federation: FederationSettings) -> di
         folder = RunFolder.open(path)
     else:
         known = agree(sites, task, path)
-        folder = RunFolder.create_plain(path, *_settings(known), "flower", {AGREEMENT: to_json(known.model_dump())})
+        folder = RunFolder.create(path, _about(known), "flower", {AGREEMENT: to_json(known.model_dump())})
     with locked(path), _logged(path), sites.kept_in(path):
         folder.remove_checksums()
         folder.repair()
@@ -270,13 +269,12 @@ def _fit(folder: RunFolder, known: Agreement, remote: RemoteRows, began: float) 
     )[0]
 
 
-def _settings(known: Agreement) -> tuple[str, dict[str, Any]]:
+def _about(known: Agreement) -> dict[str, Any]:
     """What run.toml says of the fit, and its settings."""
     task = known.task
-    settings = {name: v for name, v in task.model_dump(mode="json").items() if v is not None}
     about: dict[str, Any] = {"made_in": "fit", "data": "own", "model": f"{task.family} of {' and '.join(task.goals)}"}
-    about |= {"penalty": f"penalty {task.penalty}", "clients": len(known.rows)}
-    return tomli_w.dumps(about | {"algorithms": [f"fit-{task.family}"], "settings": settings}), settings
+    about |= {"penalty": f"penalty {task.penalty}", "clients": len(known.rows), "algorithms": [f"fit-{task.family}"]}
+    return about | {"settings": {name: v for name, v in task.model_dump(mode="json").items() if v is not None}}
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fednmap.core import Algorithm, with_fields
+from fednmap.core import Algorithm, State, with_fields
 from fednmap.names import InputError, choose
 from fednmap.privacy.client_level import ATTACK, clipped, gaussian, without_phi
 from fednmap.regularizers.parameters import fraction, integer, plain, positive, wrong
@@ -333,6 +333,7 @@ class Monitor(Stage, Aggregator):
         self._rule = self.inner.aggregator
         self.needs_individual_uplinks = not norms_only or self._rule.needs_individual_uplinks  # type: ignore[misc]
         self.alters_state = any(stage.alters_state for stage in self.inner.stages)  # type: ignore[misc]
+        self.hides_individuals = any(stage.hides_individuals for stage in self.inner.stages)  # type: ignore[misc]
         self._norms: dict[int, dict[int, float]] = {}
         self._distances: dict[int, dict[int, float]] = {}
 
@@ -345,9 +346,17 @@ class Monitor(Stage, Aggregator):
     def check(self, algorithm: Algorithm, federation: Federation) -> None:
         self.inner.check(algorithm, federation)
 
+    def check_rounding(self, rounding: Rounding, up: State) -> None:
+        self._rounding = self.inner.round_before(rounding, up)
+
+    def rounding(self, up: State) -> Rounding:
+        return self._rounding
+
+    def nbytes(self, up: State) -> int | None:
+        return self.inner.nbytes(up)
+
     def apply(self, federation: Federation, uplinks: Uplinks, rounding: Rounding) -> Uplinks:
-        for stage in self.inner.stages:
-            uplinks = stage.apply(federation, uplinks, rounding)
+        uplinks = self.inner.apply(federation, uplinks)
         if self.norms_only:
             self._note(self._norms, uplinks.t, uplinks.ids, torch.cat(uplinks.rows(), -1).norm(dim=-1))
         return uplinks

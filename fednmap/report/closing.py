@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.util import find_spec
 from math import isfinite, isnan
 from statistics import mean, stdev
 from typing import Any, NamedTuple
@@ -90,19 +89,19 @@ def ending(folder: RunFolder, results: Trials) -> list[str]:
     if not methods:
         return lines
     best = min(methods, key=lambda m: _mean(methods[m], "objective"))
-    found = [_one_line(best, methods[best], " (lowest psi)" if len(methods) > 1 else "")]
+    labels = folder.about().labels
+    found = [_one_line(labels.get(best, best), methods[best], " (lowest psi)" if len(methods) > 1 else "")]
     dense = [m for m in methods if m != best and _mean(methods[m], "zeros") < DENSE <= _mean(methods[best], "zeros")]
     accurate = [m for m in dense if not isnan(_mean(methods[m], "test_accuracy"))]
     if accurate:
         other = max(accurate, key=lambda m: _mean(methods[m], "test_accuracy"))
-        found.append(_one_line(other, methods[other], " (dense)"))
+        found.append(_one_line(labels.get(other, other), methods[other], " (dense)"))
     model = folder.model_path(Job(best, 0))
     if model.exists():
         lines.append(f"model: {model}")
     path = shlex.quote(str(folder.path))
     trusted = " --trust-code" if code_in(folder.about().model_dump()) else ""
-    first = [] if find_spec("plotly") else ["pip install 'fednmap[report]'"]
-    then = [*first, f"fednmap report {path} -o report.html", f"fednmap export {path} --method {best} --prune{trusted}"]
+    then = [f"fednmap report {path} -o report.html", f"fednmap export {path} --method {best} --prune{trusted}"]
     return [*_headed("result: ", found), *lines, *_headed("next: ", then)]
 
 

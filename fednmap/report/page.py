@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -15,15 +15,13 @@ from fednmap.names import InputError, current
 from fednmap.report import coefficients, figures
 from fednmap.report.closing import Trials, about_line, columns, ended_lines, gamma_line, made_by, rows
 from fednmap.report.series import collect, expected, models
-from fednmap.runs.atomic_files import from_toml, write_atomically
+from fednmap.runs.atomic_files import finite, from_toml, write_atomically
 from fednmap.runs.configuration import Config
 from fednmap.runs.folder import RunFolder
 
 
 def report(folders: Sequence[RunFolder], path: Path) -> None:
     """Write the page about these runs."""
-    if find_spec("plotly") is None:
-        raise InputError("the report needs plotly; pip install 'fednmap[report]'")
     series = collect(folders)
     if not series:
         raise InputError(f"{', '.join(str(f.path) for f in folders)}: nothing was measured yet")
@@ -123,8 +121,8 @@ def _numbers(results: Mapping[str, Trials]) -> str:
     return f"<div class=wide>{table}</div><details><summary>what the columns mean</summary><dl>{words}</dl></details>"
 
 
-def _figure(figure: Any, name: str) -> str:
-    """Return the figure's place, and its data for page.js to draw there."""
-    data = figure.to_json().replace("<", "\\u003c")
+def _figure(shown: Any, name: str) -> str:
+    """Return the figure's place, and what page.js draws there."""
+    data = json.dumps(finite(shown), allow_nan=False).replace("<", "\\u003c")
     html = f"<div id={name}></div><script type=application/json class=figure data-for={name}>{data}</script>"
     return html if name == "curves" else f"<div class=wide>{html}</div>"  # which scrolls

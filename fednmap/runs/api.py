@@ -16,7 +16,8 @@ from fednmap.measure import problem_gamma
 from fednmap.names import InputError
 from fednmap.problems import Network
 from fednmap.runs.atomic_files import from_toml, locked, write_atomically
-from fednmap.runs.execution import DONE, Task, run_and_record, stored_result
+from fednmap.runs.checkpoints import Checkpoint
+from fednmap.runs.execution import DONE, Recorder, Task, run_and_record, stored_result
 from fednmap.runs.fingerprints import described, identity
 from fednmap.runs.folder import Job, Model, RunFolder
 from fednmap.runs.process_pool import Interrupted, interrupts
@@ -116,33 +117,32 @@ def run(
     """
     simulated: dict[str, Any] = {"participation": participation, "drop": drop, "seed": seed, "sampler": sampler}
     simulated |= {"eta_a": eta_a, "uplink": uplink, "secagg": secagg, "chunk": chunk, "threads": threads}
-    options: dict[str, Any] = {"every": every, "closing": closing, "phi": phi, "measure_gamma": measure_gamma}
-    options |= {"metrics": metrics, "sample": sample, "stop": listeners(stop), **simulated}
-    earlier_run: dict[str, Any] = {"after": after, "before": before, "earlier": list(earlier), "store": store}
+    measured: dict[str, Any] = {"every": every, "closing": closing, "sample": sample, "stop": listeners(stop)}
+    earlier_run: dict[str, Any] = {"after": after, "before": before, "earlier": [*earlier], "store": store}
     if folder is None:
-        options |= earlier_run | {"callbacks": callbacks, "history": history}
-        return _warned(run_and_measure(algorithm, problem, rounds=rounds, start=start, **options))
+        options = simulated | measured | earlier_run | {"phi": phi, "measure_gamma": measure_gamma, "metrics": metrics}
+        options |= {"rounds": rounds, "start": start, "callbacks": callbacks, "history": history}
+        return _warned(run_and_measure(algorithm, problem, **options))
     check_kinds(algorithm, problem)
     for name, value in (earlier_run | {"history": not history}).items():
         if value:
             raise InputError(f"{name} and folder do not go together: the folder says where the run continues")
     if checkpoint_every < 1:
         raise InputError(f"checkpoint_every is {checkpoint_every}; it must be at least 1")
-    start = first_point(problem, start)
-    options |= {"phi": algorithm.phi if phi is None else phi, "metrics": metrics or None}
+    start, phi = first_point(problem, start), algorithm.phi if phi is None else phi
     if measure_gamma is None:
         with ThreadPool(threads) as pool:
-            whole = divided(problem, pool, here=True)
-            options["measure_gamma"] = problem_gamma(whole, options["phi"], origin(problem, start))
+            measure_gamma = problem_gamma(divided(problem, pool, here=True), phi, origin(problem, start))
     # what can be refused is refused before there is a folder
-    check_measuring(every, closing, options["measure_gamma"], metrics or {})
+    check_measuring(every, closing, measure_gamma, metrics or {})
     simulate(algorithm, problem, rounds=rounds, start=start, **simulated)
+    options = simulated | measured | {"phi": phi, "measure_gamma": measure_gamma, "metrics": metrics or None}
     settings = _settings(algorithm, problem, start, options, tag)
-    job = Job(algorithm.name.lower(), 0)
 
     def saved(x: Tensor) -> Model:
         return Model(problem.parameters(x) if isinstance(problem, Network) else {"x": x}, ())
 
+    job = Job(algorithm.name.lower(), 0)
     task = Task(job, algorithm, problem, start, rounds, checkpoint_every, settings, options, saved, facts=settings)
     return _warned(_run_in_folder(Path(folder), task, listeners(callbacks)))
 
@@ -184,10 +184,19 @@ def _problem(problem: Problem, tag: str | None) -> str:
 
 def _run_in_folder(path: Path, task: Task, callbacks: list[Callback]) -> Result:
     """Run the rounds that the folder does not hold yet, if any; return what it then holds."""
-    folder = _opened(path, task)
+    if not (path / "run.toml").exists():
+        about = {"made_in": "Python", "data": "own", "model": type(task.problem).__name__, "clients": task.problem.n}
+        about |= {"penalty": str(described(task.options["phi"])), "rounds": task.rounds, "trials": 1}
+        about |= {"algorithms": [task.job.method], "measure_gamma": task.options["measure_gamma"]}
+        RunFolder.create(path, about | {"settings": task.settings}, "run")
+    folder, digest = RunFolder.open(path), info_of(task.problem).digest
+    if not folder.made_in_python():
+        raise InputError(f"{path} was made by the command line; continue it there, by --resume {path}")
     with locked(path), interrupts() as stop_flag:
-        for line in folder.changed_files():
+        for line in folder.check_settings(task.settings):
             warnings.warn(line, stacklevel=4)
+        if digest is not None:
+            folder.check_data_digest(digest())
         known = from_toml(path / "run.toml")
         same = known["rounds"] == task.rounds  # with other rounds a callback may end the run elsewhere
         enders = [name_of(callback) for callback in callbacks] if same else []
@@ -206,45 +215,24 @@ def _run_in_folder(path: Path, task: Task, callbacks: list[Callback]) -> Result:
     return _result(task, folder, closing)
 
 
-def _opened(path: Path, task: Task) -> RunFolder:
-    """Make the folder of this run, or open it if its settings and data are the same."""
-    if not (path / "run.toml").exists():
-        about = {
-            "made_in": "Python",
-            "data": "own",
-            "model": type(task.problem).__name__,
-            "penalty": str(described(task.options["phi"])),
-            "clients": task.problem.n,
-            "rounds": task.rounds,
-            "trials": 1,
-            "algorithms": [task.job.method],
-            "measure_gamma": task.options["measure_gamma"],
-            "settings": {k: v for k, v in task.settings.items() if v is not None},
-        }
-        RunFolder.create_plain(path, tomli_w.dumps(about), task.settings, "run")
-    folder = RunFolder.open(path)
-    if not folder.made_in_python():
-        raise InputError(f"{path} was made by the command line; continue it there, by --resume {path}")
-    folder.check_settings(task.settings)
-    digest = info_of(task.problem).digest
-    if digest is not None:
-        folder.check_data_digest(digest())
-    return folder
-
-
 def _ended_by_round(folder: RunFolder, task: Task) -> dict[str, Any] | None:
     """Return the closing numbers if a reason to stop that judges rounds ends the run after its last one."""
     closing = folder.result(task.job)
-    last, totals, _ = task.latest_checkpoint(folder) if closing else (None, None, [])
-    if closing is None or last is None or totals is None or last.t + 1 != closing["rounds"]:
+    kept = _latest(task, folder)
+    if closing is None or kept is None or kept.t + 1 != closing["rounds"]:
         return None
+    last, totals = kept.as_round(), kept.totals
     reason = first_reason(task.options["stop"], lambda callback: callback.on_round(last, totals))
     return closing | {"ended": reason} if reason is not None else None
 
 
+def _latest(task: Task, folder: RunFolder) -> Checkpoint | None:
+    return Recorder(task, folder).latest(task.algorithm, task.start, task.problem.n)[0]
+
+
 def _result(task: Task, folder: RunFolder, closing: dict[str, Any]) -> Result:
     """Return what the folder holds as a Result."""
-    after, *_ = task.latest_checkpoint(folder)
+    kept = _latest(task, folder)
     records: list[Record] = folder.records(*task.job)
     ended = str(closing.get("ended", DONE))
     result = Result(task.problem, task.start, task.options["measure_gamma"], records)
@@ -261,6 +249,6 @@ def _result(task: Task, folder: RunFolder, closing: dict[str, Any]) -> Result:
     parameters = model.parameters
     x = task.problem.flat(parameters) if isinstance(task.problem, Network) else parameters["x"]
     result.x = x.to(task.start.device)
-    if after is not None and after.t + 1 == closing["rounds"]:
-        result.last = after
+    if kept is not None and kept.t + 1 == closing["rounds"]:
+        result.last = kept.as_round()
     return result

@@ -6,7 +6,7 @@ No pickle: reading a checkpoint runs no code.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,23 +14,31 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fednmap.core import Algorithm, Problem, State
+from fednmap.core import Algorithm, State
 from fednmap.names import InputError
 from fednmap.runs.atomic_files import add_checksum, clear_errors, digest, from_json, to_json, verified, write_atomically
-from fednmap.simulation import Record, Round
+from fednmap.simulation import Round
 from fednmap.simulation.states import Clients
 
 KEEP_LAST = 2
 """Checkpoints of a method that are not deleted."""
 
+MISFIT = "it does not fit the problem, whose data must have changed"
+
 
 class Checkpoint(NamedTuple):
-    """A checkpoint; without clients where these store their states themselves."""
+    """The state after round t; `clients` is None where clients store their states themselves."""
 
     t: int
     server: State
     totals: dict[str, Any]
     clients: Clients | None = None
+
+    def as_round(self) -> Round:
+        """Return the round that a simulation continues from."""
+        assert self.clients is not None  # a simulation keeps them
+        nobody = torch.arange(0, device="cpu")
+        return Round(self.t, self.server, self.clients.snapshot(), nobody, nobody, 0, 0)
 
 
 Measured = Callable[[int], dict[str, Any]]
@@ -38,15 +46,20 @@ Measured = Callable[[int], dict[str, Any]]
 
 
 def write(
-    folder: Path, round: Round, totals: dict[str, Any], settings: dict[str, Any], measured: dict[str, Any] | None = None
+    folder: Path,
+    kept: Checkpoint,
+    settings: dict[str, Any],
+    clients: Mapping[str, Tensor] | None = None,
+    measured: dict[str, Any] | None = None,
 ) -> None:
-    """Write the state after `round`; delete all but the last two, and later ones, which will be run again.
+    """Write the state after round kept.t; delete all but the last two, and later ones, which will be run again.
 
     settings: what the state depends on; a checkpoint is read with the same settings only.
+    clients:  the clients' states and their numbers; None where clients store them themselves.
     measured: the number and digest of the measurements so far, which a reader compares with metrics.csv.
     """
-    tensors = {f"server.{name}": v for name, v in round.server._asdict().items()}
-    tensors |= {f"clients.{name}": v for name, v in round.clients.tensors().items()}
+    tensors = {f"server.{name}": v for name, v in kept.server._asdict().items()}
+    tensors |= {f"clients.{name}": v for name, v in (clients or {}).items()}
     seen: set[int] = set()
     for name, v in tensors.items():  # the format wants each in its own memory, and a method may use one tensor twice
         v = v.detach().cpu().contiguous()
@@ -56,13 +69,13 @@ def write(
     data = save(tensors)
     facts = {
         "job": folder.name,
-        "round": round.t,
+        "round": kept.t,
         "measured": measured,
-        "totals": totals,
+        "totals": kept.totals,
         "settings": digest(settings),
         "sha256": hashlib.sha256(data).hexdigest(),
     }
-    path = folder / f"round-{round.t:08d}.json"
+    path = folder / f"round-{kept.t:08d}.json"
     with clear_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         # the JSON comes last: a checkpoint without one does not exist
@@ -76,22 +89,6 @@ def write(
 
 
 def newest(
-    folder: Path,
-    algorithm: Algorithm,
-    problem: Problem,
-    start: Tensor,
-    settings: dict[str, Any],
-    measured: Measured | None = None,
-) -> tuple[Round | None, Record | None, list[str]]:
-    """Return the newest intact checkpoint, its totals, and a line about each that was refused."""
-    kept, refused = newest_server(folder, algorithm, start, settings, problem.n, measured)
-    if kept is None or kept.clients is None:
-        return None, None, refused
-    nobody = torch.arange(0, device="cpu")
-    return Round(kept.t, kept.server, kept.clients.snapshot(), nobody, nobody, 0, 0), kept.totals, refused
-
-
-def newest_server(
     folder: Path,
     algorithm: Algorithm,
     start: Tensor,
@@ -162,9 +159,6 @@ def _read(
     states = Clients(clients, client)
     states.restore({"ids": ids} | _state(tensors, "clients", client, (len(ids),))._asdict())
     return kept._replace(clients=states)
-
-
-MISFIT = "it does not fit the problem, whose data must have changed"
 
 
 def _state(tensors: dict[str, Tensor], part: str, like: State, stacked: tuple[int, ...] = ()) -> State:

@@ -57,115 +57,84 @@ class Config(Settings):
     test: str | None = Field(None, description="File with test samples, for svm:PATH.")
     model: str = Field("auto", description="logistic, least-squares, or a network: linear, mlp:64, cnn, ...")
     intercept: bool | None = Field(
-        None,
-        description="Unpenalised intercept in logistic and least-squares models; default: with one file per client.",
+        None, description="Unpenalised intercept of a linear model; default: with one file per client."
     )
     standardize: bool | None = Field(
-        None,
-        description="Scale columns to deviation 1 (and, with an intercept, mean 0); default: with one file per client.",
+        None, description="Scale columns to deviation 1; default: with one file per client."
     )
     weights: Literal["clients", "samples"] = Field(
-        "clients", description="What counts the same in f: clients, or samples."
+        "clients", description="Give equal weight in f to clients or samples."
     )
     clients: int = Field(20, ge=1, description="Number of clients n; a natural partition has its own.")
-    partition: str = Field(
-        "auto", description="How samples are divided: sorted, iid, shards[:k], dirichlet[:alpha] or natural."
-    )
+    partition: str = Field("auto", description="Partition: sorted, iid, shards[:k], dirichlet[:alpha] or natural.")
     algorithms: tuple[str, ...] = Field(("fednmap",), min_length=1, description="Methods to run.")
     penalty: str = Field("l1:0.001", description="Penalty phi with its weight; see `fednmap list regularizers`.")
-    penalty_only: str | None = Field(
-        None, description="Penalise only `weights`, or parameters whose name fits a pattern."
-    )
+    penalty_only: str | None = Field(None, description="Penalise only `weights`, or parameters that match a pattern.")
     gamma: float | None = Field(None, gt=0, description="FedNMap's prox parameter; default 4 eta_a eta_s Q.")
-    memory: int = Field(
-        0,
-        ge=0,
-        le=1000,
-        description="Quasi-Newton memory of FedNMap's server, 10 to 40 pairs; for exact gradients (batch size 0).",
-    )
+    memory: int = Field(0, ge=0, le=1000, description="Pairs of FedNMap's quasi-Newton memory; needs batch size 0.")
     eta_a: float = Field(0.2, gt=0, description="Local step size; with a schedule, its first value.")
-    schedule: str = Field(
-        "constant", description="Schedule of eta_a: constant, cosine[:LAST], sqrt, or steps:FACTOR,EVERY."
-    )
+    schedule: str = Field("constant", description="eta_a by round: constant, cosine[:LAST], sqrt, steps:FACTOR,EVERY.")
     eta_s: float = Field(1.0, gt=0, description="Server step size.")
     local_steps: int = Field(10, ge=1, description="Local steps Q of a round.")
+    local_momentum: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Momentum of the local steps of FedAvg, FedProx, SCAFFOLD, FedNMap; 0 first in every round.",
+    )
+    local_decay: float = Field(
+        1.0, gt=0, le=1, description="Factor on the step size after each local step of a round, for the same methods."
+    )
     rounds: int = Field(200, ge=0, description="Communication rounds T.")
     tol: float | None = Field(None, gt=0, lt=1, description="Stop when |F_nat| is at most this times its first value.")
     tol_absolute: float | None = Field(None, gt=0, description="Stop when |F_nat| is at most this.")
     time_limit: float | None = Field(None, gt=0, description="Stop after this many seconds of computing and measuring.")
-    patience: int | None = Field(
-        None, ge=1, description="Stop when psi has not fallen by 0.01 % in this many measurements."
-    )
+    patience: int | None = Field(None, ge=1, description="Stop if psi falls by less than 0.01 % in N measurements.")
     batch_size: int = Field(32, ge=0, description="Samples per local step; 0 for exact gradients.")
     minibatches: Literal["replacement", "reshuffle"] = Field(
-        "replacement", description="How samples are drawn: replacement, or reshuffle (each once per epoch)."
+        "replacement", description="Draw samples with replacement, or reshuffle (each once per epoch)."
     )
     participation: float = Field(1.0, gt=0, le=1, description="Share of the clients drawn in a round.")
     sampler: str = Field("uniform", description="Who takes part: uniform, poisson, cyclic, or trace:FILE.")
     drop: float = Field(0.0, ge=0, lt=1, description="Probability that a reply, or on a graph a link, is lost.")
-    topology: str | None = Field(
-        None, description="Graph of methods without a server: ring, torus, ...; see `fednmap list topologies`."
-    )
+    topology: str | None = Field(None, description="Graph of methods without a server; see `fednmap list topologies`.")
     asynchronous: str | None = Field(
         None,
-        description="Do not wait for all clients: the server steps after buffer:K replies or window:TIME; with all or "
-        "deadline:TIME it waits, on the same virtual clock.",
+        description="When the server steps, on a virtual clock: buffer:K replies, window:TIME, deadline:TIME, or all.",
     )
     delays: str = Field(
-        "constant", description="Virtual time of a job with --async: constant, exponential, pareto:1.2, trace:FILE, ..."
+        "constant", description="Duration of a job with --async: exponential, pareto:1.2, trace:FILE, ..."
     )
-    slowdown: str | None = Field(
-        None, description="Factor per client on its delays with --async: lognormal:1.2, or numbers such as 1,1,20."
-    )
-    staleness: int | None = Field(
-        None, ge=0, description="Wait for replies that would be later than this many steps of the server, with --async."
-    )
+    slowdown: str | None = Field(None, description="Factor on a client's delays with --async: lognormal:1.2 or 1,1,20.")
+    staleness: int | None = Field(None, ge=0, description="Most server steps that a reply may be late, with --async.")
     secagg: bool = Field(False, description="Secure aggregation: the server sees only the sum of the uplinks.")
-    secagg_bound: float | None = Field(
-        None,
-        gt=0,
-        description="Largest norm of an uplink with secagg; it sets the rounding. Default 2^20 (Flower: norm-bound).",
-    )
+    secagg_bound: float | None = Field(None, gt=0, description="Largest norm of an uplink with secagg; default 2^20.")
     secagg_bits: int | None = Field(None, description="Bits per number of a masked uplink: 32 or 64; default 64.")
-    seed: int = Field(
-        0, ge=0, lt=2**32, description="Random seed of first model, partition, minibatches and participation."
-    )
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of first model, partition, minibatches and participation.")
     trials: int = Field(1, ge=1, description="Independent repetitions, with seeds seed, seed + 1, ...")
     dtype: Literal["float32", "float64"] = Field("float32", description="Precision of the computation.")
     device: str = Field("cpu", description="Torch device, such as cpu or cuda.")
     eval_every: int = Field(10, ge=1, description="Rounds between measurements.")
     eval_samples: int | None = Field(
-        None, ge=1, description="Measure on this many training samples, evenly spaced; on all after the last round."
+        None, ge=1, description="Measure on this many samples; on all after the last round."
     )
     eval_last: int = Field(1, ge=1, description="Measure after each of this many last rounds.")
-    measure_gamma: float | None = Field(
-        None, gt=0, description="gamma of |F_nat|^2; default 1 / smoothness of f, the same for all methods."
-    )
+    measure_gamma: float | None = Field(None, gt=0, description="gamma of |F_nat|^2; default 1 / smoothness of f.")
     checkpoint_every: int = Field(50, ge=1, description="Rounds between checkpoints.")
     chunk: int | None = Field(None, ge=1, description="Clients computed in one batch.")
     dp_clip: float | None = Field(None, gt=0, le=1e30, description="Differential privacy: clip uplinks to this norm.")
     dp_noise: float | None = Field(None, ge=0, description="Noise on the clipped sum, in units of dp_clip.")
-    dp_epsilon: float | None = Field(
-        None, gt=0, description="Choose the noise so that all rounds together spend this epsilon."
-    )
-    dp_budget: float | None = Field(
-        None, gt=0, description="Refuse rounds that would spend more epsilon than this; default dp_epsilon."
-    )
+    dp_epsilon: float | None = Field(None, gt=0, description="Choose the noise so that all rounds spend this epsilon.")
+    dp_budget: float | None = Field(None, gt=0, description="Refuse rounds beyond this epsilon; default dp_epsilon.")
     dp_delta: float = Field(1e-5, gt=0, lt=1, description="delta of the guarantee, below 1 / clients.")
     dp_forget: float | None = Field(
-        None, ge=0, le=1, description="Share of a control variate that is forgotten per round; default 0.5 with noise."
+        None, ge=0, le=1, description="Share of a control variate forgotten per round; default 0.5 with noise."
     )
-    dp_unit: Literal["client", "example"] = Field(
-        "client", description="Unit of privacy: a client, or one example of a client."
-    )
+    dp_unit: Literal["client", "example"] = Field("client", description="Unit of privacy: a client, or one example.")
     dp_among: int | None = Field(
-        None,
-        ge=1,
-        description="Clients add the noise themselves; this many together add enough. Default: the server adds it.",
+        None, ge=1, description="This many clients together add enough noise; default: the server adds it."
     )
-    aggregate: str = Field(
-        "mean", description="Aggregation of the uplinks: mean, median, trimmed[:SHARE], ..., clip:C."
-    )
+    aggregate: str = Field("mean", description="Aggregation: mean, median, trimmed[:SHARE], ..., clip:C.")
     attack: str | None = Field(None, description="Let the first COUNT clients send wrong vectors: KIND:COUNT[,SIZE].")
     set: dict[str, Value] = Field({}, description="Parameters of single methods, such as fedda.eta_s = 0.5.")
     labels: dict[str, str] = Field({}, description="What methods are called in tables, plots and reports.")
@@ -294,36 +263,34 @@ def _check_name(setting: str, value: str) -> None:
     from fednmap.simulation.participation import sampler_of
     from fednmap.simulation.schedules import schedule_of
 
-    def named(kind: str, base: type | None = None) -> None:
-        known = _registries()[setting]
-        look_up(kind, parted(value.strip(), known)[0], known, base)
-
-    checks: dict[str, Callable[[], object]] = {
-        "data": lambda: named("data set"),
-        "model": lambda: named("model"),
-        "penalty": lambda: named("regularizer", Regularizer),
-        "partition": lambda: choose(
-            "partition", value.partition(":")[0], dict.fromkeys([*PARTITIONS, "natural", "auto"])
+    checks: dict[str, Callable[[str], object]] = {
+        "partition": lambda v: choose(
+            "partition", v.partition(":")[0], dict.fromkeys([*PARTITIONS, "natural", "auto"])
         ),
-        "sampler": lambda: sampler_of(value, 1.0),
-        "schedule": lambda: schedule_of(value, 1.0, 1),
-        "topology": lambda: check_name(value),
-        "aggregate": lambda: centre_of(value),
-        "attack": lambda: attack_of(value),
-        "asynchronous": lambda: rule_of(value),
-        "delays": lambda: delays_of(value, None, None, 0),
-        "slowdown": lambda: factors(value, None),
+        "sampler": lambda v: sampler_of(v, 1.0),
+        "schedule": lambda v: schedule_of(v, 1.0, 1),
+        "topology": check_name,
+        "aggregate": centre_of,
+        "attack": attack_of,
+        "asynchronous": rule_of,
+        "delays": lambda v: delays_of(v, None, None, 0),
+        "slowdown": lambda v: factors(v, None),
     }
-    checks[setting]()
+    if setting in checks:
+        checks[setting](value)
+        return
+    kind = {"data": "data set", "model": "model", "penalty": "regularizer"}[setting]
+    known = _registries()[setting]
+    look_up(kind, parted(value.strip(), known)[0], known, Regularizer if setting == "penalty" else None)
 
 
-def _refuse(mistakes: Iterable[str | None], values: T) -> T:
-    if found := [mistake for mistake in mistakes if mistake]:
+def _refuse(mistakes: Iterable[str], values: T) -> T:
+    if found := [*filter(None, mistakes)]:
         raise InputError("\n".join(found))
     return values
 
 
-def _conflicts(config: Config) -> Iterator[tuple[Any, str]]:
+def _conflicts(c: Config) -> Iterator[tuple[Any, str]]:
     """Yield a condition under which settings do not go together, and the line that says so."""
     from fednmap.algorithms import WITH_MEMORY
     from fednmap.core import Algorithm
@@ -331,86 +298,79 @@ def _conflicts(config: Config) -> Iterator[tuple[Any, str]]:
 
     def given(*settings: str) -> str:
         """Return the first of the settings that is given, and its value."""
-        return next((f"{name} is {v}" for name in settings if (v := getattr(config, name)) is not None), "")
+        return next((f"{name} is {v}" for name in settings if (v := getattr(c, name)) is not None), "")
 
-    kinds = {name: method(name) for name in config.algorithms}
+    kinds = {name: method(name) for name in c.algorithms}
     served = {name: kind for name, kind in kinds.items() if issubclass(kind, Algorithm)}
     names, with_server = ", ".join(kinds), ", ".join(served)
     serverless = ", ".join(name for name in kinds if name not in served)
-    unknown = [name for name in config.labels if name not in kinds]
-    yield unknown, f"expected labels of {names}, got one of {', '.join(unknown)}; name a method that runs"
-    called = [config.labels.get(name, name) for name in kinds]
-    yield (
-        len(set(called)) < len(called),
-        f"expected labels that differ, got {', '.join(called)}; change one",
-    )
     everybody = ", ".join(name for name, kind in served.items() if kind.traits.full_participation)
-    memory, graph, aggregate = given("memory"), given("topology"), f"aggregate is {config.aggregate}"
-    sampling = f"participation = {config.participation} and sampler = {config.sampler}"
-    sampled = config.participation < 1 or config.sampler != "uniform"
-    robust = config.aggregate != "mean"
+    called = [c.labels.get(name, name) for name in kinds]
+    others = ", ".join(name for name in c.labels if name not in kinds)
+    yield others, f"expected labels of {names}, got one of {others}; name a method that runs"
+    yield len({*called}) < len(called), f"expected labels that differ, got {', '.join(called)}; change one"
 
+    memory, graph, aggregate = given("memory"), given("topology"), f"aggregate is {c.aggregate}"
     has_memory = any(kind in (*WITH_MEMORY, *WITH_MEMORY.values()) for kind in kinds.values())
-    yield config.memory and not has_memory, f"{memory}, and {names} has none; leave it out, or use fednmap"
+    yield c.memory and not has_memory, f"{memory}, and {names} has none; leave it out, or use fednmap"
+    sampling = f"participation = {c.participation} and sampler = {c.sampler}"
+    sampled, robust = c.participation < 1 or c.sampler != "uniform", c.aggregate != "mean"
     needs = f"{serverless} has no server and needs a graph; give topology, such as --topology ring"
     yield serverless and not graph, needs
     without = "leave topology out, or use norm-ed, norm-dsgt, pg-extra or prox-dsgd"
     yield served and graph, f"{graph}, and {with_server} works with a server; {without}"
     links = "leave them out, drop says how many links fail"
     yield graph and sampled, f"{graph}: on a graph every node takes part in every round, given {sampling}; {links}"
-    all_take_part = f"{everybody} needs every client in every round, given {sampling} and drop = {config.drop}"
-    wrong = everybody and (sampled or config.drop > 0)
-    yield wrong, f"{all_take_part}; use participation = 1 and drop = 0, or fednmap"
+    everyone = f"{everybody} needs every client in every round, given {sampling} and drop = {c.drop}"
+    yield everybody and (sampled or c.drop > 0), f"{everyone}; use participation = 1 and drop = 0, or fednmap"
     tolerance, samples = given("tol", "tol_absolute").partition(" ")[0], given("eval_samples")
     yield tolerance and samples, f"{samples}, and {tolerance} is judged on all samples; leave one of them out"
 
-    late, timed = given("asynchronous"), given("slowdown", "staleness")
-    timed = f"delays is {config.delays}" if config.delays != "constant" else timed
+    late = given("asynchronous")
+    timed = f"delays is {c.delays}" if c.delays != "constant" else given("slowdown", "staleness")
+    sums = f"{late}: secure aggregation, privacy and robust rules are for rounds that end for all clients together"
     yield timed and not late, f"{timed}: only for asynchronous runs; add --async window:2, say"
     yield late and graph, f"{graph} with {late}: methods on a graph wait for their neighbours; leave one out"
-    sums = f"{late}: secure aggregation, privacy and robust rules are for rounds that end for all clients together"
-    changed = config.secagg or config.dp_clip or robust or config.attack
+    changed = c.secagg or c.dp_clip or robust or c.attack
     yield late and changed, f"{sums}; leave --async out, or secagg, dp_clip, aggregate and attack"
-    yield late and config.sampler != "uniform", f"{late}: jobs go to clients without one; leave sampler out"
+    yield late and c.sampler != "uniform", f"{late}: jobs go to clients without one; leave sampler out"
 
-    masks, bits = given("secagg_bound", "secagg_bits"), config.secagg_bits
-    yield masks and not config.secagg, f"{masks} without secure aggregation; add secagg = true"
-    yield bits not in (None, 32, 64), f"secagg_bits is {bits}; use 32 or 64"
+    masks, bits = given("secagg_bound", "secagg_bits"), c.secagg_bits
     rounding = "secagg_bits = 32 rounds to steps of bound x clients / 2^31; set secagg_bound"
-    yield bits == 32 and config.secagg_bound is None, rounding
-    yield config.secagg and robust, f"{aggregate} with secagg, which shows the server sums alone; use one"
+    yield masks and not c.secagg, f"{masks} without secure aggregation; add secagg = true"
+    yield bits not in (None, 32, 64), f"secagg_bits is {bits}; use 32 or 64"
+    yield bits == 32 and c.secagg_bound is None, rounding
+    yield c.secagg and robust, f"{aggregate} with secagg: the server sees only the sum of the uplinks; use one of them"
 
-    clip, rows, among = given("dp_clip"), config.dp_unit == "example", given("dp_among")
+    clip, by_row, noise = given("dp_clip"), c.dp_unit == "example", c.dp_noise or c.dp_epsilon
     private = given("dp_noise", "dp_epsilon", "dp_budget", "dp_forget", "dp_among")
-    noise = config.dp_noise or config.dp_epsilon
-    both = config.dp_noise is not None and config.dp_epsilon is not None
-    yield private and not clip, f"{private} without dp_clip: noise hides what is bounded only"
+    both = c.dp_noise is not None and c.dp_epsilon is not None
+    unaccounted = f"sampler is {c.sampler}: privacy is counted for poisson, or uniform with everybody"
+    fixed = f"the accounting assumes Poisson sampling, given {sampling}; use sampler = poisson"
+    nobody = "dp_among says who adds the noise, and there is none; give dp_noise or dp_epsilon"
+    yield private and not clip, f"{private} without dp_clip: noise protects only uplinks of bounded norm; add dp_clip"
     yield both, "dp_noise and dp_epsilon are both given; one follows from the other, so leave one out"
-    budget = "dp_budget is given without noise: epsilon is infinite; give dp_noise or dp_epsilon"
-    yield config.dp_budget and not noise, budget
-    yield among and not noise, "dp_among says who adds the noise, and there is none; give dp_noise or dp_epsilon"
-    clients, sampler = noise and not rows, config.sampler
-    poisson = f"the accounting assumes Poisson sampling, given {sampling}; use sampler = poisson"
-    yield clients and config.participation < 1 and sampler != "poisson", poisson
-    counted = f"sampler is {sampler}: privacy is counted for poisson, or uniform with everybody"
-    yield clients and sampler not in ("poisson", "uniform"), counted
-    yield clip and not rows and robust, f"{aggregate} with dp_clip: the noise is for a mean; use one of them"
-    curvature = f"{memory}: what is clipped or noised shows no curvature; use memory = 0"
-    yield config.memory and (clip or robust), curvature
-    yield rows and among, "dp_among is for clients; with dp_unit = example every site adds its noise itself"
+    yield c.dp_budget and not noise, "dp_budget without noise: epsilon is infinite; give dp_noise or dp_epsilon"
+    yield c.dp_among and not noise, nobody
+    yield noise and not by_row and c.participation < 1 and c.sampler != "poisson", fixed
+    yield noise and not by_row and c.sampler not in ("poisson", "uniform"), unaccounted
+    yield clip and not by_row and robust, f"{aggregate} with dp_clip: the noise is for a mean; use one of them"
+    curvature = f"{memory}: clipped or noisy uplinks show no curvature; use memory = 0"
+    yield c.memory and (clip or robust), curvature
+    yield by_row and c.dp_among, "dp_among is for clients; with dp_unit = example every site adds its noise itself"
 
 
-def _method_mistake(name: str) -> str | None:
+def _method_mistake(name: str) -> str:
     from fednmap.decentralized import method
 
     try:
         method(name)
     except InputError as error:
         return str(error)
-    return None
+    return ""
 
 
-def _parameter_mistake(key: str) -> str | None:
+def _parameter_mistake(key: str) -> str:
     """Return what is wrong with METHOD.PARAMETER."""
     from fednmap.algorithms import WITH_MEMORY
     from fednmap.decentralized import method
@@ -422,7 +382,7 @@ def _parameter_mistake(key: str) -> str | None:
         return mistake
     kind: Any = method(name)
     allowed = [f.name for f in fields(WITH_MEMORY.get(kind, kind)) if f.name != "phi"]
-    return None if parameter in allowed else str(unknown(f"parameter of {name}", parameter, allowed))
+    return "" if parameter in allowed else str(unknown(f"parameter of {name}", parameter, allowed))
 
 
 def _lines(mistake: Any) -> list[str]:

@@ -6,7 +6,7 @@ or killed continues from its last checkpoint, to the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,20 +28,8 @@ from fednmap.runs.experiment import Experiment, prepare, regularized
 from fednmap.runs.folder import EXTENDABLE, MISSING, Job, Model, RunFolder
 from fednmap.runs.process_pool import Interrupted, ProcessPool, Send, StopFlag, interrupts
 from fednmap.runs.uplink_config import uplink_of
-from fednmap.simulation import (
-    Callback,
-    Diverged,
-    Patience,
-    Record,
-    Result,
-    Round,
-    TimeLimit,
-    Tolerance,
-    distributed,
-    schedules,
-    threads,
-)
-from fednmap.simulation.callbacks import final_reason
+from fednmap.simulation import Diverged, Result, Round, distributed, schedules, threads
+from fednmap.simulation.callbacks import Callback, Patience, Record, TimeLimit, Tolerance, final_reason
 from fednmap.simulation.participation import sampler_of
 from fednmap.simulation.schedules import Schedule, schedule_of
 from fednmap.simulation.trajectory import run_and_measure
@@ -104,69 +92,101 @@ class Task:
     parallel: int = 1
     """How many runs share the machine: their seconds are not comparable with those of one alone."""
 
-    def latest_checkpoint(self, folder: RunFolder) -> tuple[Round | None, Record | None, list[str]]:
-        """Return the state to continue from, its totals, and a line about each checkpoint that was refused."""
-        where, measured = folder.checkpoints(self.job), partial(folder.measured, self.job)
-        return checkpoints.newest(where, self.algorithm, self.problem, self.start, self.settings, measured)
-
-    def recorder(self, folder: RunFolder | None, stop_flag: StopFlag | None = None) -> Recorder:
-        """Return what writes its measurements and checkpoints."""
-        return Recorder(self.job, self.settings, folder, self.rounds, self.checkpoint_every, stop_flag)
-
-    def run(self, **given: Any) -> tuple[Result, str]:
-        """Run the rounds that are not done yet; return the result, and the error if the iterates diverged."""
-        given |= self.options | {"rounds": self.rounds, "start": self.start, "history": False}
-        try:
-            return run_and_measure(self.algorithm, self.problem, **given), ""
-        except Diverged as diverged:
-            return diverged.result, str(diverged)
-
 
 class Recorder(Callback):
-    """Writes measurements and checkpoints of a job; stops after the round in which the stop flag was set.
+    """Write the run of one method into its folder: measurements, checkpoints, the model and the closing numbers.
 
-    settings: what the states depend on.
-    folder:   None in the other processes of a group, which only send their clients' states to process 0.
-    rounds:   of the run: after the last one there is no checkpoint, as the result follows.
-    every:    rounds between checkpoints.
+    config:    the settings, of which the first method is recorded; or the Task that is run.
+    stop_flag: set when the user wants to stop: after its round the state is saved and Interrupted is raised.
+    writes:    False in the other processes of a group, which only send their clients' states to process 0.
+
+    >>> recorder = Recorder(config, RunFolder.create(path, config, "train"))  # doctest: +SKIP
+    >>> recorder.record(0, {"objective": 2.3, **totals})  # doctest: +SKIP
+    >>> recorder.finish(model, ended="all rounds done")  # doctest: +SKIP
     """
 
     def __init__(
-        self,
-        job: Job,
-        settings: dict[str, Any],
-        folder: RunFolder | None,
-        rounds: int = 0,
-        every: int = 1,
-        stop_flag: StopFlag | None = None,
+        self, config: Config | Task, folder: RunFolder, stop_flag: StopFlag | None = None, writes: bool = True
     ) -> None:
-        self.job, self.settings, self.folder = job, settings, folder
-        self.rounds, self.every, self.stop_flag = rounds, every, stop_flag
+        self.config, self.folder, self.stop_flag, self.writes = config, folder, stop_flag, writes
+        if isinstance(config, Task):
+            self.job, self.settings = config.job, config.settings
+        else:
+            self.job, self.settings = Job(config.algorithms[0], 0), settings(config)
+        self.last: Record | None = None
+
+    def latest(
+        self, algorithm: Algorithm, start: Tensor, clients: int | None = None
+    ) -> tuple[checkpoints.Checkpoint | None, list[str]]:
+        """Return the checkpoint to continue from, and a line about each that was refused.
+
+        clients: their number; None where they store their states themselves.
+        """
+        where, measured = self.folder.checkpoints(self.job), partial(self.folder.measured, self.job)
+        return checkpoints.newest(where, algorithm, start, self.settings, clients, measured)
+
+    def restart(self, after: checkpoints.Checkpoint | None) -> list[Record]:
+        """Delete the measurements of rounds that will be run again; return the others."""
+        self.folder.delete_after(self.job, -1 if after is None else after.t + 1)
+        records = self.folder.records(*self.job)
+        self.last = records[-1] if records else None
+        return records
+
+    def record(self, round: int, metrics: Mapping[str, float]) -> None:
+        """Append what was measured after this many rounds to metrics.csv."""
+        self.last = {**metrics, "round": round}
+        if self.writes:
+            self.folder.append(self.job, self.last)
+
+    def save(self, kept: checkpoints.Checkpoint, clients: Mapping[str, Tensor] | None = None) -> None:
+        """Write a checkpoint; its measurements are on disk before it."""
+        if self.writes:
+            self.folder.flush()
+            where, measured = self.folder.checkpoints(self.job), self.folder.measured(self.job)
+            checkpoints.write(where, kept, self.settings, clients, measured)
+
+    def finish(self, model: Model | None = None, **facts: Any) -> dict[str, Any]:
+        """Store the model and the closing numbers: the last measurement and `facts`; return them."""
+        closing = {} if self.last is None else summary(self.last)
+        return self.folder.finish(self.job, closing | facts, model)
 
     def on_record(self, record: Record) -> None:
-        if self.folder is not None:
-            self.folder.append(self.job, record)
+        self.record(int(record["round"]), record)
 
     def on_round(self, round: Round, totals: Record) -> None:
         done = round.t + 1
-        if done == self.rounds:  # what comes next is the result itself
+        if done == self.config.rounds:  # what comes next is the result itself
             return
-        stop = distributed.any_process(
-            self.stop_flag is not None and self.stop_flag.is_set()
-        )  # the same in all of them
-        if stop or done % self.every == 0:
-            self.save(round, totals)
+        asked = self.stop_flag is not None and self.stop_flag.is_set()
+        stop = distributed.any_process(asked)  # the same in all of them
+        if stop or done % self.config.checkpoint_every == 0:
+            self.save_round(round, totals)
         if stop:
             raise Interrupted
 
-    def save(self, round: Round, totals: dict[str, Any]) -> None:
-        """Write a checkpoint; its measurements are on disk before it."""
-        if self.folder is None:
-            round.clients.tensors()
-            return
-        self.folder.flush()
-        where, measured = self.folder.checkpoints(self.job), self.folder.measured(self.job)
-        checkpoints.write(where, round, totals, self.settings, measured)
+    def save_round(self, round: Round, totals: Record) -> None:
+        """Write a checkpoint of a simulation; all processes of a group give their clients' states."""
+        self.save(checkpoints.Checkpoint(round.t, round.server, totals), round.clients.tensors())
+
+
+def _run(
+    task: Task,
+    recorder: Recorder,
+    kept: checkpoints.Checkpoint | None,
+    earlier: Sequence[Record],
+    callbacks: Sequence[Callback] = (),
+) -> tuple[Result, str]:
+    """Run the rounds that are not done yet; return the result, and the error if the iterates diverged."""
+    given: dict[str, Any] = task.options | {"rounds": task.rounds, "start": task.start, "earlier": earlier}
+    if kept is not None:
+        given |= {"after": kept.as_round(), "before": kept.totals}
+    try:
+        result = run_and_measure(task.algorithm, task.problem, callbacks=(recorder, *callbacks), history=False, **given)
+    except Diverged as diverged:
+        return diverged.result, str(diverged)
+    if result.ended and result.last is not None:  # a later call may continue
+        recorder.save_round(result.last, result.totals)
+    return result, ""
 
 
 def run_and_record(
@@ -187,33 +207,29 @@ def run_and_record(
         for reporter in reporters:
             reporter.message(line)
 
-    after, before, refused = task.latest_checkpoint(folder)
+    recorder = Recorder(task, folder, stop_flag)
+    kept, refused = recorder.latest(task.algorithm, task.start, task.problem.n)
     for line in refused:
         message(line)
-    done = 0 if after is None else after.t + 1
+    done = 0 if kept is None else kept.t + 1
     if done >= task.rounds > 0:
         raise InputError(
             f"expected more than the {done} rounds that {job.method} has run, got rounds = {task.rounds}; give more"
         )
-    folder.delete_after(job, -1 if after is None else done)
+    earlier = recorder.restart(kept)
     for reporter in reporters:
         reporter.begin(RunInfo(job, done, task.rounds, task.trials, task.facts))
     closing: dict[str, Any] | None = None
     if request is not None:
         distributed.broadcast(lambda: request._replace(done=done))
     try:
-        earlier, recorder = folder.records(*job), task.recorder(folder, stop_flag)
-        result, error = task.run(after=after, before=before, callbacks=(recorder, *callbacks), earlier=earlier)
+        result, error = _run(task, recorder, kept, earlier, callbacks)
         if error:
             message(f"{job.method}: {error}")
         if result.warning:
             message(f"warning: {job.method}: {result.warning}")
-        if result.ended and result.last is not None:  # a later call may continue
-            recorder.save(result.last, result.totals)
-        # a method that diverged soon after it was continued has measured nothing since, and has no model to keep
-        records = result.records or earlier
-        facts = summary(records[-1]) if records else {"rounds": done}
-        more = {
+        facts = {
+            "rounds": done if recorder.last is None else None,
             "measure_gamma": result.measure_gamma,
             "jobs": task.parallel if task.parallel > 1 else None,
             "error": error,
@@ -221,8 +237,8 @@ def run_and_record(
             "ended_by": result.ended_by,
             "warning": result.warning,
         }
-        facts |= {name: value for name, value in more.items() if value}
-        closing = folder.finish(job, facts, None if error else task.saved(result.x))
+        known = {name: value for name, value in facts.items() if value not in (None, "")}
+        closing = recorder.finish(None if error else task.saved(result.x), **known)
     finally:
         for reporter in reporters:
             reporter.end(closing)
@@ -266,16 +282,11 @@ def stored_result(
 
 def summary(record: Record) -> dict[str, Any]:
     """Return the closing numbers, as `--json` prints them; what was not measured is left out."""
-    return {
-        "rounds": int(record["round"]),
-        **{k: v for k, v in record.items() if not quantity(k).cost or k in CLOCK},
-        "test_accuracy": record.get("test_accuracy"),
-        "bytes_up": int(record["bytes_up"]),
-        "bytes_down": int(record["bytes_down"]),
-        "seconds": record["train_seconds"] + record["eval_seconds"],
-        "train_seconds": record["train_seconds"],
-        "eval_seconds": record["eval_seconds"],
-    }
+    shown = {k: v for k, v in record.items() if not quantity(k).cost or k in CLOCK}
+    seconds = {k: record[k] for k in ("train_seconds", "eval_seconds")}
+    found = {"rounds": int(record["round"]), **shown, "test_accuracy": record.get("test_accuracy")}
+    found |= {k: int(record[k]) for k in ("bytes_up", "bytes_down")}
+    return found | {"seconds": sum(seconds.values())} | seconds
 
 
 class JobRequest(NamedTuple):
@@ -311,8 +322,6 @@ def execute(
     with locked(folder.path), interrupts() as stop_flag:
         for line in folder.check_settings(config.model_dump(mode="json")):
             reporter.message(line)
-        for line in folder.changed_files():
-            reporter.message(line)
         stored = {job: stored_result(folder, job, config.rounds, stops_of(config), reporter.message) for job in jobs}
         finished = {job: result for job, result in stored.items() if result is not None}
         if len(finished) == len(jobs):
@@ -326,9 +335,8 @@ def execute(
         requests = [JobRequest(job, seeded[job.trial], folder.path) for job in jobs if job not in finished]
         if pool is not None and len(requests) > 1 and not callbacks:
             parallel = min(pool.count, len(requests))
-            finished |= _run_in(
-                pool, [request._replace(parallel=parallel) for request in requests], reporter, stop_flag
-            )
+            given = [request._replace(parallel=parallel) for request in requests]
+            finished |= _run_in(pool, given, reporter, stop_flag)
         else:
             work = Worker(experiment, seeded[0])
             for request in requests:
@@ -372,15 +380,13 @@ def run_as_worker() -> None:
     work = Worker(None)
     while request := distributed.broadcast(_nothing):
         threads.limit(request.threads)
-        task, folder = work.task(request), RunFolder(request.folder)
-        after, before, _ = task.latest_checkpoint(folder)
-        if request.done != (0 if after is None else after.t + 1):
+        task = work.task(request)
+        recorder = Recorder(task, RunFolder(request.folder), writes=False)
+        kept, _ = recorder.latest(task.algorithm, task.start, task.problem.n)
+        if request.done != (0 if kept is None else kept.t + 1):
             raise InputError(f"{request.folder} is not what process 0 sees; give all machines the same folder")
-        earlier = [record for record in folder.records(*request.job) if 0 < request.done >= record["round"]]
-        recorder = task.recorder(None)
-        result, _ = task.run(after=after, before=before, callbacks=(recorder,), earlier=earlier)
-        if result.ended and result.last is not None:
-            recorder.save(result.last, result.totals)
+        records = recorder.folder.records(*request.job)
+        _run(task, recorder, kept, [record for record in records if 0 < request.done >= record["round"]])
 
 
 def _nothing() -> JobRequest | None:
@@ -411,32 +417,20 @@ class _Relay(Reporter):
 
 def stops_of(config: Config) -> list[Callback]:
     """Return the reasons to end early that a configuration names."""
-    found: list[Callback] = []
-    if config.tol is not None or config.tol_absolute is not None:
-        found.append(Tolerance(config.tol, absolute=config.tol_absolute))
-    if config.patience is not None:
-        found.append(Patience(config.patience))
-    if config.time_limit is not None:
-        found.append(TimeLimit(config.time_limit))
-    return found
+    tolerant = config.tol is not None or config.tol_absolute is not None
+    found: list[Callback] = [Tolerance(config.tol, absolute=config.tol_absolute)] if tolerant else []
+    found += [Patience(config.patience)] if config.patience is not None else []
+    return found + ([TimeLimit(config.time_limit)] if config.time_limit is not None else [])
 
 
 def task_of(job: Job, experiment: Experiment) -> Task:
     """Return what a configuration says about one method."""
     config, algorithm = experiment.config, experiment.algorithm(job.method)
     problem = experiment.problem_for(algorithm)
-    options: dict[str, Any] = {
-        "every": config.eval_every,
-        "closing": config.eval_last,
-        "phi": experiment.phi,
-        "measure_gamma": experiment.measure_gamma,
-        "metrics": experiment.metrics(),
-        "sample": experiment.sample,
-        "stop": stops_of(config),
-        "eta_a": scheduled_step(algorithm, config),
-        "chunk": config.chunk,
-        **simulated(config, algorithm, problem),
-    }
+    measured: dict[str, Any] = {"every": config.eval_every, "closing": config.eval_last, "phi": experiment.phi}
+    measured |= {"measure_gamma": experiment.measure_gamma, "metrics": experiment.metrics()}
+    measured |= {"sample": experiment.sample, "stop": stops_of(config)}
+    how = {"eta_a": scheduled_step(algorithm, config), "chunk": config.chunk}
     return Task(
         job,
         algorithm,
@@ -445,7 +439,7 @@ def task_of(job: Job, experiment: Experiment) -> Task:
         config.rounds,
         config.checkpoint_every,
         settings(config),
-        options,
+        measured | how | simulated(config, algorithm, problem),
         partial(saved_model, experiment),
         config.model_dump(mode="json", exclude={"algorithms", "set"}, exclude_none=True) | config.set,
         config.trials,
@@ -466,9 +460,8 @@ def simulated(config: Config, algorithm: Algorithm, problem: Problem) -> dict[st
 def settings(config: Config) -> dict[str, Any]:
     """Return what the states of a run depend on; a setting of a later version that is not used leaves no trace."""
     found = config.model_dump(mode="json", exclude=set(extendable(config)), exclude_defaults=True)
-    found |= {
-        old: found.pop(new) for old, new in Config.RENAMED.items() if new in found
-    }  # as older checkpoints have it
+    # under the names that older checkpoints have
+    found |= {old: found.pop(new) for old, new in Config.RENAMED.items() if new in found}
     return found if config.topology is None else found | {"links": fingerprint(config.topology)}
 
 
@@ -489,12 +482,6 @@ def saved_model(experiment: Experiment, x: Tensor) -> Model:
     problem = experiment.problem
     parameters = problem.parameters(x) if isinstance(problem, Network) else {"x": x}
     data = experiment.dataset
-    scaling = tuple(tuple(part.tolist()) for part in data.scaling) if data.scaling else ((), ())
-    return Model(
-        parameters,
-        tuple(data.x_train.shape[1:]),
-        data.features,
-        data.labels,
-        regularized(problem) is not None,
-        scaling,  # type: ignore[arg-type]
-    )
+    shift, scale = (tuple(part.tolist()) for part in data.scaling or (x[:0], x[:0]))
+    inputs, intercept = tuple(data.x_train.shape[1:]), regularized(problem) is not None
+    return Model(parameters, inputs, data.features, data.labels, intercept, (shift, scale))

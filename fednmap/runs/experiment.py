@@ -111,6 +111,12 @@ class Methods:
         declared: dict[str, Field[Any]] = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
         if "phi" not in declared:
             raise InputError(f"expected a method with a field phi, got {name} without; add `phi: Regularizer`")
+        for option, plain in (("local_momentum", 0.0), ("local_decay", 1.0)):
+            if (value := getattr(config, option)) != plain and not optimiser:
+                if option not in declared:
+                    can = "FedAvg, FedProx, SCAFFOLD or FedNMap"
+                    raise InputError(f"{name} counts on equal local steps; leave {option} out, or use {can}")
+                common[option] = value
         given = {k: v for k, v in common.items() if k in declared} | overrides
         needed = [k for k, f in declared.items() if f.init and f.default is f.default_factory is MISSING]
         if missing := [k for k in needed if k not in ("phi", *given)]:
@@ -306,15 +312,15 @@ def _check(dataset: Dataset, config: Config) -> None:
         return
     spread = deviations(dataset.x_train)
     varied = spread[spread > 0]
-    if len(varied) and (varied.max() > UNSCALED or varied.max() > UNSCALED * varied.min()):
+    if len(varied) and varied.max() > UNSCALED * min(1.0, float(varied.min())):
         _warn(
             f"the columns of {config.data} have standard deviations from {varied.min():.2g} to {varied.max():.2g}; "
             "add --standardize, or no step size suits them all"
         )
         return
-    bound = {"logistic": 0.25, "least-squares": 1.0}.get(config.model, 0.0)
-    if is_sparse(dataset.x_train):
+    if is_sparse(dataset.x_train) or config.model not in ("logistic", "least-squares"):
         return
+    bound = 0.25 if config.model == "logistic" else 1.0
     steep = bound * dataset.x_train.square().mean(0)  # the smoothness of f is at least the largest of them
     j = int(steep.argmax())
     if config.eta_a * float(steep[j]) > OVERSHOT:

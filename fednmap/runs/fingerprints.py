@@ -6,12 +6,11 @@ import hashlib
 import inspect
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cached_property, partial
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ Plain = bool | int | float | complex | str | bytes | None
 """What its repr describes in full."""
 
 NAMED = (bool, int, float, str, tuple, list, Tensor, np.ndarray, FunctionType)
-"""What counts of the globals that a function names."""
+"""What counts of the globals that the source text of a function or class names."""
 
 
 def described(value: object, tag: str | None = None) -> Any:
@@ -43,6 +42,9 @@ def identity(value: object, tag: str | None = None) -> str:
     """Return a short digest of the source text of the user's functions and classes and of the data they hold.
 
     tag: stands for the source text, which is then not read.
+
+    >>> identity([1, "a"]) == identity([1, "a"]) != identity([1, "b"])
+    True
     """
     return _Digest(tag).of(value).hex()[:12]
 
@@ -53,9 +55,13 @@ def _words(value: object) -> str:
 
 def _repr_is_enough(value: object) -> bool:
     """Whether the value is numbers and words, in data classes of the library."""
-    if not is_dataclass(value) or isinstance(value, type) or not _of_library(type(value)):
+    if not is_dataclass(value) or isinstance(value, type) or not _is_from(type(value), LIBRARIES):
         return isinstance(value, Plain)
     return all(field.repr and _repr_is_enough(getattr(value, field.name)) for field in fields(value) if field.init)
+
+
+def _is_from(value: Callable[..., Any], packages: set[str]) -> bool:
+    return (value.__module__ or "builtins").partition(".")[0] in packages
 
 
 class _Digest:
@@ -92,25 +98,26 @@ class _Digest:
             yield from (value.__func__, value.__self__)
         elif isinstance(value, partial):
             yield from (value.func, value.args, value.keywords)
-        elif isinstance(value, FunctionType | BuiltinFunctionType | type) and _of_library(value):
+        elif isinstance(value, FunctionType | BuiltinFunctionType | type) and _is_from(value, LIBRARIES):
             yield from (value.__module__, value.__qualname__)
         elif isinstance(value, FunctionType):
-            closure = inspect.getclosurevars(value).nonlocals
-            yield from (self._source(value), value.__defaults__, value.__kwdefaults__, closure)
-            yield _named(value.__code__, value.__globals__)
+            yield from self._code(value, value.__globals__)
+            yield from (value.__defaults__, value.__kwdefaults__, inspect.getclosurevars(value).nonlocals)
         elif isinstance(value, type):
-            source = self._source(value)
-            yield from (source, value.__bases__)
-            if self._tag is None:
-                yield _named(compile(textwrap.dedent(source), "<source>", "exec"), vars(sys.modules[value.__module__]))
-        elif isinstance(value, ModuleType | Enum) or "__dict__" not in dir(value) or _root(type(value)) in STANDARD:
+            yield from self._code(value, vars(sys.modules[value.__module__]))
+            yield value.__bases__
+        elif isinstance(value, ModuleType | Enum) or "__dict__" not in dir(value) or _is_from(type(value), STANDARD):
             yield _words(value)
-        else:
-            yield from (type(value), _held(value))
+        else:  # what it holds, without cached properties
+            kinds = type(value).__mro__
+            cached = {name for kind in kinds for name, v in vars(kind).items() if isinstance(v, cached_property)}
+            yield from (type(value), {name: v for name, v in vars(value).items() if name not in cached})
 
-    def _source(self, value: FunctionType | type) -> str:
+    def _code(self, value: Any, module: Mapping[str, Any]) -> Iterator[Any]:
+        """The source text, and the numbers, tensors and functions of its module that it names; or the tag."""
         if self._tag is not None:
-            return f"{value.__qualname__}, {self._tag}"
+            yield f"{value.__qualname__}, {self._tag}"
+            return
         try:
             source = inspect.getsource(value)
         except (OSError, TypeError):
@@ -118,36 +125,8 @@ class _Digest:
                 f"expected source text of {value.__qualname__}, got none; define it in a file, or name this version of "
                 "your code with run(..., tag=)"
             ) from None
-        return _lambda(value, source) if value.__name__ == "<lambda>" else source
-
-
-def _lambda(value: Any, source: str) -> str:
-    """The body of a lambda, if on one line: the line may have several."""
-    spots = [spot for spot in value.__code__.co_positions() if spot[3]]
-    columns = [column for spot in spots for column in spot[2:] if column is not None]
-    one_line = columns and len({line for spot in spots for line in spot[:2]}) == 1 == len(source.splitlines())
-    return source.encode()[min(columns) : max(columns)].decode() if one_line else source
-
-
-def _named(code: CodeType, module: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers, tensors and functions of its module that code names, including code inside it."""
-    own = [name for name in code.co_names if not name.startswith("__")]  # a class names the __name__ of its module
-    found = {name: module[name] for name in own if isinstance(module.get(name), NAMED)}
-    for inner in code.co_consts:
-        found |= _named(inner, module) if isinstance(inner, CodeType) else {}
-    return found
-
-
-def _held(value: object) -> dict[str, Any]:
-    """What an object holds, without cached properties."""
-    cached = {name for kind in type(value).__mro__ for name, v in vars(kind).items() if isinstance(v, cached_property)}
-    return {name: v for name, v in vars(value).items() if name not in cached}
-
-
-def _of_library(value: Callable[..., Any]) -> bool:
-    return _root(value) in LIBRARIES
-
-
-def _root(value: Callable[..., Any]) -> str:
-    """The package it comes from."""
-    return (value.__module__ or "builtins").partition(".")[0]
+        if value.__name__ == "<lambda>" and len(source.splitlines()) == 1:  # the line may have several
+            columns = [column for spot in value.__code__.co_positions() for column in spot[2:] if column]
+            source = source.encode()[min(columns, default=0) : max(columns, default=None)].decode()
+        names = dict.fromkeys(re.findall(r"[^\W\d]\w*", source))
+        yield from (source, {name: module[name] for name in names if isinstance(module.get(name), NAMED)})

@@ -29,27 +29,14 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from fednmap.names import InputError, current
-from fednmap.runs.atomic_files import (
-    LOCK,
-    add_checksum,
-    clear_errors,
-    file_digest,
-    finite,
-    from_json,
-    from_toml,
-    locked,
-    replacing,
-    to_disk,
-    to_json,
-    verified,
-    write_atomically,
-)
+from fednmap.runs import atomic_files as files
 from fednmap.runs.configuration import STOPPING, Config
 from fednmap.simulation import Record, lock
 
@@ -152,35 +139,33 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, path: Path | None, config: Config, command: str, more: Mapping[str, bytes] | None = None
+        cls, path: Path | None, config: Config | dict[str, Any], command: str, more: Mapping[str, bytes] | None = None
     ) -> RunFolder:
-        """Make a folder with its configuration and the files `more`; refused if it already holds something."""
-        return cls.create_plain(path, config.toml(), config.model_dump(mode="json"), command, more)
+        """Make a folder with its configuration and the files `more`; refused if it already holds something.
 
-    @classmethod
-    def create_plain(
-        cls,
-        path: Path | None,
-        toml: str,
-        settings: dict[str, Any],
-        command: str,
-        more: Mapping[str, bytes] | None = None,
-    ) -> RunFolder:
-        """Make a folder for a run that a Config does not describe, from the text of run.toml and its settings."""
+        config: for a run that a Config does not describe: what `about` says of it, and its `settings`.
+        """
+        if isinstance(config, Config):
+            toml, settings = config.toml(), config.model_dump(mode="json")
+        else:
+            settings = config["settings"]
+            given = {name: value for name, value in settings.items() if value is not None}
+            toml = tomli_w.dumps(config | {"settings": given})
         if path is None:
             path = _fresh(Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{command}")
         elif path.exists() and not path.is_dir():
             raise InputError(f"{path} is a file; choose another folder")
-        with clear_errors(path):
+        with files.clear_errors(path):
             path.mkdir(parents=True, exist_ok=True)
-            with locked(path):
-                if not all(p.name == LOCK or re.fullmatch(r"\..*\.part", p.name) for p in path.iterdir()):
+            with files.locked(path):
+                if not all(p.name == files.LOCK or re.fullmatch(r"\..*\.part", p.name) for p in path.iterdir()):
                     raise InputError(f"{path} is not empty; choose another folder, or continue it with --resume {path}")
                 for name, data in (more or {}).items():
-                    write_atomically(path / name, data)
-                write_atomically(path / "run.toml", toml.encode())
-                write_atomically(path / "environment.json", to_json(add_checksum(provenance(settings))))
-        return cls(path)
+                    files.write_atomically(path / name, data)
+                files.write_atomically(path / "run.toml", toml.encode())
+                folder = cls(path)
+                folder._write_environment(provenance(settings))
+        return folder
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -203,7 +188,7 @@ class RunFolder:
 
     def about(self) -> About:
         """Describe the run, even if names in it have changed since or belong to others."""
-        found = current(from_toml(self.path / "run.toml"), Config.RENAMED, None)
+        found = current(files.from_toml(self.path / "run.toml"), Config.RENAMED, None)
         if found.get("data") == "own" and "made_in" not in found:
             found.pop("model", None)  # the clients have their own, whatever the settings say
         try:
@@ -215,16 +200,19 @@ class RunFolder:
     def environment(self) -> dict[str, Any]:
         """Return what is known of the run's beginning; nothing if it was killed before that was written."""
         path = self.path / "environment.json"
-        found = verified(from_json(path, dict)) if path.exists() else {}
+        found = files.verified(files.from_json(path, dict)) if path.exists() else {}
         if found is None or not isinstance(found.get("settings", {}), dict):
             raise InputError(f"{path} was changed: it is not what was written; put it back from a copy")
         return found | {k: current(v, Config.RENAMED, None) for k, v in found.items() if k == "settings"}
+
+    def _write_environment(self, facts: dict[str, Any]) -> None:
+        files.write_atomically(self.path / "environment.json", files.to_json(files.add_checksum(facts)))
 
     def check_data_digest(self, data: str) -> None:
         """Refuse to continue with other data than the run began with; `data` is their digest."""
         began = self.environment()
         if "data" not in began:
-            write_atomically(self.path / "environment.json", to_json(add_checksum(began | {"data": data})))
+            self._write_environment(began | {"data": data})
         elif began["data"] != data:
             raise InputError(
                 f"the data of {self.path} have changed since the run began; put them back, or start a new run with "
@@ -241,11 +229,12 @@ class RunFolder:
         began = self.environment()
         before = began.get("settings") or now
         edited = sorted(k for k in EXTENDABLE & before.keys() & now.keys() if before[k] != now[k])
-        return [f"{k} is {now[k]!r} and was {before[k]!r} when the run began" for k in edited] + [
-            f"this run began with {name} {began[name]} and continues with {version(name)}: last digits may differ"
-            for name in VERSIONS
-            if began.get(name, version(name)) != version(name)
-        ]
+        lines = [f"{k} is {now[k]!r} and was {before[k]!r} when the run began" for k in edited]
+        for name in VERSIONS:
+            if began.get(name, version(name)) != version(name):
+                versions = f"{name} {began[name]} and continues with {version(name)}"
+                lines.append(f"this run began with {versions}: last digits may differ")
+        return lines + self.changed_files()
 
     def changed(self, now: dict[str, Any], free: frozenset[str] = EXTENDABLE) -> str:
         """Return which settings are others than when the run began, in words; of those that are not free."""
@@ -258,13 +247,12 @@ class RunFolder:
 
     def repair(self) -> None:
         """Delete what a kill has left half written."""
-        with clear_errors(self.path):
+        with files.clear_errors(self.path):
             for part in self.path.rglob(".*.part"):
                 part.unlink(missing_ok=True)
             if not (self.path / "environment.json").exists():
-                known = from_toml(self.path / "run.toml")
-                facts = provenance(known.get("settings", known))
-                write_atomically(self.path / "environment.json", to_json(add_checksum(facts)))
+                known = files.from_toml(self.path / "run.toml")
+                self._write_environment(provenance(known.get("settings", known)))
             self._rewrite(self._rows())
 
     def append(self, job: Job, record: Record) -> None:
@@ -275,7 +263,7 @@ class RunFolder:
                 raise InputError(f"the metric's name is {row.metric!r}; leave out commas, quotes and ends of lines")
         lines = b"".join(row.line() for row in rows)
         with self._writing(), (self.path / "metrics.csv").open("ab") as file:
-            file.write(lines)
+            file.write(lines if file.tell() else HEADING + lines)
         if job in self._measured:
             before, digest = self._measured[job]
             digest.update(lines)
@@ -283,21 +271,19 @@ class RunFolder:
 
     def measured(self, job: Job, rows: int | None = None) -> dict[str, Any]:
         """Return how many rows of metrics.csv are the job's, at most `rows`, and their SHA-256."""
+        count, digest = self._measured.get(job, (0, hashlib.sha256())) if rows is None else (0, hashlib.sha256())
         if rows is not None or job not in self._measured:
-            count, digest = 0, hashlib.sha256()
             for row in islice((row for row in self._rows() if row.job == job), rows):
                 count += 1
                 digest.update(row.line())
-            if rows is not None:
-                return {"rows": count, "sha256": digest.hexdigest()}
+        if rows is None:
             self._measured[job] = count, digest
-        count, digest = self._measured[job]
         return {"rows": count, "sha256": digest.hexdigest()}
 
     def flush(self) -> None:
         """Measurements are on disk before the checkpoint that relies on them."""
-        with clear_errors(self.path):
-            to_disk(self.path / "metrics.csv")
+        with files.clear_errors(self.path):
+            files.to_disk(self.path / "metrics.csv")
 
     def curves(self) -> dict[Job, Curves]:
         """Return all that was measured so far, in one pass; a measurement that is half written is left out."""
@@ -312,20 +298,16 @@ class RunFolder:
 
     def damage(self, job: Job) -> str:
         """Say what of a finished job is not as it was written: its measurements or its model; nothing if all is."""
-        facts = next((facts for facts in self._entries() if (facts["method"], facts["trial"]) == job), None)
-        if facts is None:
-            return ""
-        known, model = facts.get("measured"), self.model_path(job)
+        facts = next((facts for facts in self._entries() if (facts["method"], facts["trial"]) == job), {})
+        known, sha, model = facts.get("measured"), facts.get("model_sha256"), self.model_path(job)
         if known and self.measured(job, known["rows"]) != known:
             return f"metrics.csv was changed or cut short: the measurements of {job} are not those that were written"
-        if not known:  # of an earlier version
+        if facts and not known:  # of an earlier version
             last = max((row.round for row in self._rows() if row.job == job), default=-1)
             if last < facts["rounds"]:
                 there = f"end at round {last} of {facts['rounds']}" if last >= 0 else "are missing"
                 return f"metrics.csv was cut short: the measurements of {job} {there}"
-        if (sha := facts.get("model_sha256")) and sha != file_digest(model):
-            return f"models/{model.name} is {'not the file that was written' if model.exists() else 'missing'}"
-        return ""
+        return _difference(model, f"models/{model.name}", sha) if sha else ""
 
     def write_checksums(self, *names: str) -> None:
         """Write SHA256SUMS, with all files of the run; where there is one, only add these files to it."""
@@ -333,9 +315,9 @@ class RunFolder:
         paths = [self.path / name for name in names]
         if not found:  # pages, logs and exported models may be written again by other commands
             paths += [p for kind in SEALED for p in self.path.glob(kind) if p.name[0] != "."]
-        found |= {p.relative_to(self.path).as_posix(): file_digest(p) for p in paths}
+        found |= {p.relative_to(self.path).as_posix(): files.file_digest(p) for p in paths}
         order = sorted(found, key=lambda name: (name == "run.toml", name))  # a list that was cut has no run.toml
-        write_atomically(self.path / SUMS, "".join(f"{found[name]}  {name}\n" for name in order).encode())
+        files.write_atomically(self.path / SUMS, "".join(f"{found[name]}  {name}\n" for name in order).encode())
 
     def is_complete(self) -> bool:
         """Return whether all files of a finished run are there, SHA256SUMS as the last; earlier versions had none."""
@@ -344,7 +326,7 @@ class RunFolder:
 
     def remove_checksums(self) -> None:
         """Remove SHA256SUMS before files change."""
-        with clear_errors(self.path):
+        with files.clear_errors(self.path):
             (self.path / SUMS).unlink(missing_ok=True)
 
     def changed_files(self, checkpoints: bool = True) -> list[str]:
@@ -353,13 +335,8 @@ class RunFolder:
             known = self._sums()
         except InputError as error:
             return [str(error)]
-        lines = []
-        for name, digest in known.items():
-            if not checkpoints and name.startswith("checkpoints/"):
-                continue
-            if (now := file_digest(self.path / name)) != digest:
-                lines.append(f"{name} is {'not the file that was written' if now else 'missing'}")
-        return lines
+        names = [name for name in known if checkpoints or not name.startswith("checkpoints/")]
+        return [*filter(None, (_difference(self.path / name, name, known[name]) for name in names))]
 
     def damages(self) -> list[str]:
         """Return a line for each file that is not as it was written, as far as closing numbers depend on it."""
@@ -397,17 +374,16 @@ class RunFolder:
         """Put measurements and closing numbers of jobs that ran at the same time into this order."""
         place = {job: k for k, job in enumerate(jobs)}
         self._rewrite(iter(sorted(self._rows(), key=lambda row: place.get(row.job, len(place)))))
-        results = sorted(self._entries(), key=lambda r: place.get(Job(r["method"], r["trial"]), len(place)))
-        write_atomically(self.path / "results.json", to_json([add_checksum(r) for r in results]))
+        self._write_results(sorted(self._entries(), key=lambda r: place.get(Job(r["method"], r["trial"]), len(place))))
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """Wait until no other process of this run writes; each locks run.toml meanwhile, which does not change."""
-        with clear_errors(self.path), lock.exclusive(self.path / "run.toml"):
+        with files.clear_errors(self.path), lock.exclusive(self.path / "run.toml"):
             yield
 
     def _rewrite(self, rows: Iterator[Row]) -> None:
-        with replacing(self.path / "metrics.csv") as part, part.open("wb") as file:
+        with files.replacing(self.path / "metrics.csv") as part, part.open("wb") as file:
             file.write(HEADING)
             file.writelines(row.line() for row in rows)
 
@@ -443,8 +419,8 @@ class RunFolder:
         if not path.exists():
             return []
         results = []
-        for entry in from_json(path, list):
-            facts = verified(entry) if isinstance(entry, dict) else {}
+        for entry in files.from_json(path, list):
+            facts = files.verified(entry) if isinstance(entry, dict) else {}
             if facts is None:
                 job = f"{entry.get('method')}-{entry.get('trial')}"
                 raise InputError(f"{path} was changed: the numbers of {job} are not those that were written")
@@ -452,6 +428,9 @@ class RunFolder:
                 raise InputError(f"{path} was changed: each entry needs method, trial and rounds")
             results.append(facts)
         return results
+
+    def _write_results(self, entries: Sequence[dict[str, Any]]) -> None:
+        files.write_atomically(self.path / "results.json", files.to_json([files.add_checksum(r) for r in entries]))
 
     def result(self, job: Job) -> dict[str, Any] | None:
         """Return the closing numbers of one job; None before its end."""
@@ -462,18 +441,17 @@ class RunFolder:
         facts = {"method": job.method, "trial": job.trial, **result}
         if model is not None:
             path = self.model_path(job)
-            with clear_errors(self.path):
+            with files.clear_errors(self.path):
                 path.parent.mkdir(exist_ok=True)
             tensors = {k: v.detach().cpu().contiguous() for k, v in model.parameters.items()}
             about = json.dumps({"order": list(tensors), **model.about()})
             data = save(tensors, metadata={"fednmap": about})  # several keys would change places
-            write_atomically(path, data)
+            files.write_atomically(path, data)
             facts["model_sha256"] = hashlib.sha256(data).hexdigest()
         with self._writing():
-            entries = [add_checksum(r) for r in self._entries() if (r["method"], r["trial"]) != job]
-            new = add_checksum(facts | {"measured": self.measured(job)})
-            write_atomically(self.path / "results.json", to_json([*entries, new]))
-        return dict(finite(facts))
+            others = [r for r in self._entries() if (r["method"], r["trial"]) != job]
+            self._write_results([*others, facts | {"measured": self.measured(job)}])
+        return dict(files.finite(facts))
 
     def model(self, job: Job) -> Model | None:
         """Return what was trained; None before the end."""
@@ -482,7 +460,7 @@ class RunFolder:
             return None
         known = (self.result(job) or {}).get("model_sha256")
         try:
-            if known and known != file_digest(path):
+            if known and known != files.file_digest(path):
                 raise InputError("it is not the file that results.json knows")
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {}).get("fednmap", "{}"))
@@ -499,7 +477,13 @@ class RunFolder:
 
     def running(self) -> bool:
         """Return whether the run is going on now."""
-        return lock.is_held(self.path / LOCK)
+        return lock.is_held(self.path / files.LOCK)
+
+
+def _difference(path: Path, name: str, digest: str) -> str:
+    """Say how a file differs from the one with this digest; nothing if it does not."""
+    now = files.file_digest(path)
+    return "" if now == digest else f"{name} is {'not the file that was written' if now else 'missing'}"
 
 
 def provenance(settings: dict[str, Any]) -> dict[str, Any]:
@@ -536,7 +520,7 @@ def redacted(words: Sequence[str]) -> list[str]:
 def _fresh(path: Path) -> Path:
     """`path`, or with a number behind it: a folder that did not exist before this call."""
     fresh, k = path, 1
-    with clear_errors(path):
+    with files.clear_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         while True:
             try:

@@ -16,7 +16,7 @@ from typing import Any
 import tomli_w
 
 from fednmap.names import InputError
-from fednmap.runs.atomic_files import from_json, from_toml, locked, to_json, write_atomically
+from fednmap.runs.atomic_files import from_json, from_toml, locked, write_atomically
 from fednmap.runs.configuration import Config
 from fednmap.runs.execution import Reporter, execute
 from fednmap.runs.folder import RunFolder
@@ -76,8 +76,6 @@ class Sweep:
         with locked(self.folder.path):
             for line in self.folder.check_settings(config.model_dump(mode="json")):
                 reporter.message(line)
-            for line in self.folder.changed_files():
-                reporter.message(line)
             self.folder.remove_checksums()
             return [self._run(value, varied(config, self.over, value), reporter, pool) for value in self.values]
 
@@ -99,10 +97,6 @@ class Sweep:
         found: dict[str, Any] = from_json(path, dict) if path.exists() else {}
         asked = {"over": self.over, "values": list(self.values), "rounds": about.rounds, "trials": about.trials}
         return found if asked.items() <= found.items() else None
-
-    def finish(self, outcome: dict[str, Any]) -> None:
-        """Keep what was found."""
-        write_atomically(self.folder.path / OUTCOME, to_json(outcome))
 
 
 def _reached(folder: RunFolder, config: Config, trial: int) -> float:

@@ -9,7 +9,7 @@ Each works in a run folder (`fednmap train --track tensorboard`) and in Python:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -38,7 +38,7 @@ class TensorBoard(Tracker):
     """Scalars for TensorBoard, one subfolder per method and trial: `tensorboard --logdir FOLDER`."""
 
     def __init__(self, folder: Path) -> None:
-        self._writer = _imported("tensorboard")
+        self._writer = imported("tensorboard")
         self.folder = folder
         self._open: Any = None
 
@@ -67,7 +67,7 @@ class MLflow(Tracker):
     """
 
     def __init__(self, uri: str | None = None, experiment: str = "fednmap") -> None:
-        make = _imported("mlflow")
+        make = imported("mlflow")
         with _mlflow_errors():
             self._client = make(tracking_uri=uri)
             found = self._client.get_experiment_by_name(experiment)
@@ -97,7 +97,8 @@ class MLflow(Tracker):
                 self._client.set_terminated(run, status)
 
 
-def _imported(name: str) -> Any:
+def imported(name: str) -> Any:
+    """Return the class that writes for this tracker; refused if it is unknown or not installed."""
     module, kind = choose("tracker", name, IMPORTS)
     # MLflow reports its use to its makers by default, which is not for people who train on private data
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -117,22 +118,13 @@ def _mlflow_errors() -> Iterator[None]:
         raise OSError(f"MLflow: {shown(str(error), 300)}") from error
 
 
-def check_trackers(names: list[str] | None) -> None:
-    """Refuse what is unknown or not installed, before anything runs."""
-    for name in names or []:
-        _imported(name)
-
-
 def trackers(names: list[str] | None, folder: RunFolder) -> tuple[Tracker, ...]:
     """Return the trackers of a run folder: TensorBoard's files go into it, and MLflow's unless it has a server."""
-    made: list[Tracker] = []
-    for name in dict.fromkeys(names or []):
-        if name == "tensorboard":
-            made.append(TensorBoard(folder.path / "tensorboard"))
-        elif os.environ.get("MLFLOW_TRACKING_URI"):
-            made.append(MLflow())
-        else:
-            # plain files need nothing but MLflow's small package, which must be asked for them
-            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-            made.append(MLflow((folder.path / "mlflow").resolve().as_uri()))
-    return tuple(made)
+    uri = None
+    if "mlflow" in (names or []) and not os.environ.get("MLFLOW_TRACKING_URI"):
+        # plain files need nothing but MLflow's small package, which must be asked for them
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        uri = (folder.path / "mlflow").resolve().as_uri()
+    made: dict[str, Callable[[], Tracker]]
+    made = {"tensorboard": lambda: TensorBoard(folder.path / "tensorboard"), "mlflow": lambda: MLflow(uri)}
+    return tuple(made[name]() for name in dict.fromkeys(names or []))

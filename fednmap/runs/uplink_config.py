@@ -18,22 +18,13 @@ from fednmap.simulation.uplink import Part
 
 def uplink_of(config: Config, algorithm: Algorithm, problem: Problem) -> list[Part]:
     """Return the parts of the uplink pipeline; none where uplinks are sent as they are and averaged."""
-    parts: list[Part] = []
-    clients = problem.n
-    if isinstance(problem, Pooled):  # a central method takes the mean of what the sites made private
-        problem = problem.problem
-    if isinstance(problem, PrivateRows):
-        parts.append(Counted(problem, gradients_per_round(algorithm), config.dp_delta))
-    elif (privacy := privacy_of(config)) is not None:
-        parts.append(privacy)
-    centre = centre_of(config.aggregate)
-    if centre is not None:
-        parts.append(centre)
-    if config.attack is not None:
-        parts.append(attack_of(config.attack))
-    if (grid := grid_of(config, clients)) is not None:
-        parts.append(grid)
-    return parts
+    inner = problem.problem if isinstance(problem, Pooled) else problem  # the mean of what the sites made private
+    privacy: Part | None = privacy_of(config)
+    if isinstance(inner, PrivateRows):
+        privacy = Counted(inner, gradients_per_round(algorithm), config.dp_delta)
+    attack = None if config.attack is None else attack_of(config.attack)
+    parts = privacy, centre_of(config.aggregate), attack, grid_of(config, problem.n)
+    return [part for part in parts if part is not None]
 
 
 def grid_of(config: Config, clients: int) -> Quantised | None:
@@ -87,8 +78,9 @@ def check_methods(config: Config, algorithms: list[Algorithm]) -> None:
     if serverless:
         raise InputError(f"{', '.join(serverless)} has no server; leave dp_clip, aggregate and attack out")
     private = config.dp_clip is not None and config.dp_unit == "client"
-    for algorithm in algorithms if private or config.aggregate.startswith("clip") else ():
-        check_uplink_can_change(algorithm)
+    if private or config.aggregate.startswith("clip"):
+        for algorithm in algorithms:
+            check_uplink_can_change(algorithm)
     central = ", ".join(type(a).__name__ for a in algorithms if a.traits.central)
     if private and config.dp_noise != 0 and central:
         raise InputError(f"client-level DP needs at least two clients, and {central} has one; use dp_unit = example")

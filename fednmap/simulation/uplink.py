@@ -209,13 +209,17 @@ class Pipeline(Part):
 
     def bind(self, algorithm: Algorithm, down: State, client: State, up: State) -> None:
         """Fix how uplinks like `up` are rounded, and check that the method and the stages can work with that."""
-        later = Rounding()
+        self.round_before(Rounding(), up)
+        if any(stage.alters_state for stage in self.stages):
+            algorithm.state_after_sending(down, client, up, up)
+
+    def round_before(self, later: Rounding, up: State) -> Rounding:
+        """Tell every stage what those behind it do to an uplink like `up`, `later` in the end; return what all do."""
         for k in reversed(range(len(self.stages))):
             self._rounding[k] = later
             self.stages[k].check_rounding(later, up)
             later = self.stages[k].rounding(up) or later
-        if any(stage.alters_state for stage in self.stages):
-            algorithm.state_after_sending(down, client, up, up)
+        return later
 
     def apply(self, federation: Federation, uplinks: Uplinks) -> Uplinks:
         """Return the uplinks after all stages."""
@@ -223,10 +227,10 @@ class Pipeline(Part):
             uplinks = stage.apply(federation, uplinks, rounding)
         return uplinks
 
-    def nbytes(self, packed: State, up: State) -> int:
-        """Return the bytes of one uplink as it is sent, `packed` by the method if no stage encodes it."""
+    def nbytes(self, up: State) -> int | None:
+        """Return the bytes of one uplink as the stages encode it; None where none does."""
         encoded = [size for stage in self.stages if (size := stage.nbytes(up)) is not None]
-        return encoded[-1] if encoded else nbytes(packed)
+        return encoded[-1] if encoded else None
 
     def spent(self, federation: Federation, rounds: int) -> dict[str, float]:
         return {key: value for part in self.parts for key, value in part.spent(federation, rounds).items()}
@@ -281,7 +285,8 @@ class Traffic:
     def __init__(self, algorithm: Algorithm, server: State, message: State, pipeline: Pipeline | None = None) -> None:
         """message: an uplink, whose shapes count."""
         down, pipeline = algorithm.broadcast(server), pipeline or Pipeline()
-        self.up = pipeline.nbytes(pack(algorithm, message), message)
+        encoded = pipeline.nbytes(message)
+        self.up = nbytes(pack(algorithm, message)) if encoded is None else encoded
         self.down, self.following = nbytes(down), nbytes(message)
         self.follows = algorithm.traits.broadcast_follows and self.following < self.down
         """Whether following is possible, and saves something."""

@@ -25,6 +25,7 @@ from fednmap.simulation.participation import Sampler
 from fednmap.simulation.states import Clients
 from fednmap.simulation.uplink import UplinkParts
 from fednmap.theory import Steps, estimate_gap, estimate_smoothness, estimate_variance, nonconvex
+from fednmap.theory.steps import at_least_one
 
 PILOTS = 16  # the budget, in pilots of full length
 LONGEST = 100  # rounds of a pilot, however long the run that it is for
@@ -37,9 +38,6 @@ RISE = 0.01  # psi that rises by RISE psi(x_0) counts as unstable: less can be m
 
 Pair = tuple[float, float]
 """eta_a, gamma."""
-
-Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
-"""map(function, arguments), in turn or in parallel."""
 
 
 @dataclass(frozen=True)
@@ -87,26 +85,24 @@ class Tuned:
         return sum(pilot.rounds for pilot in self.pilots)
 
     def lines(self) -> list[str]:
-        """Both pairs, each with one line of explanation."""
+        """Return both pairs, each with one line of explanation."""
         measured = f"L = {self.L:.3g}, rho = {self.rho:.3g}, sigma^2 = {self.sigma2:.3g}"
         unstable = sum(bool(pilot.unstable) for pilot in self.pilots)
         cost = f"{len(self.pilots)} pilots ({unstable} unstable, {self.rounds_used} rounds of at most {self.budget})"
-        if self.pilot is None:
-            why = f"the guaranteed pair, because none of {cost} was stable"
-        else:
-            reached = f"psi {self.pilot.psi:.4g}, squared residual {self.pilot.score:.3g}"
-            why = f"best of {cost}: {reached} after {self.pilot.rounds} rounds"
+        found = self.pilot
+        why = f"the guaranteed pair, because none of {cost} was stable"
+        if found is not None:
+            reached = f"psi {found.psi:.4g}, squared residual {found.score:.3g}"
+            why = f"best of {cost}: {reached} after {found.rounds} rounds"
+        half = "where the first model prox(start, gamma) keeps half its norm"
         lines = [
             f"guaranteed  eta_a = {self.guaranteed_eta_a:<9.3g} gamma = {self.guaranteed_gamma:<9.3g} "
             f"Theorem 1 at the measured {measured}; safe, and far too careful in practice",
             f"chosen      eta_a = {self.eta_a:<9.3g} gamma = {self.gamma:<9.3g} {why}",
+            f"searched    gamma <= {self.largest_gamma:.3g}, {half}; beyond it a network may end with all weights 0, "
+            "a small residual and nothing learnt",
         ]
-        if self.spared:
-            lines.append(
-                f"searched    gamma <= {self.largest_gamma:.3g}, where the first model prox(start, gamma) keeps half "
-                "its norm; beyond it a network may end with all weights 0, a small residual and nothing learnt"
-            )
-        return lines
+        return lines if self.spared else lines[:2]
 
 
 def tune(
@@ -127,7 +123,7 @@ def tune(
     seed: int = 0,
     sampler: Sampler | None = None,
     uplink: UplinkParts | None = None,
-    parallel_map: Map = map,
+    parallel_map: Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]] = map,
 ) -> Tuned:
     r"""Return eta_a and gamma for FedNMap: from the measured L and rho upward, by pilots with successive halving.
 
@@ -166,8 +162,7 @@ def tune(
     >>> found.pilot.score < 1e-6, found.rounds_used <= found.budget
     (True, True)
     """
-    if rounds < 1:
-        raise InputError(f"rounds is {rounds}; it must be at least 1")
+    at_least_one(rounds=rounds)
     if not phi.rho < math.inf:
         raise InputError(f"{type(phi).__name__} has rho = inf, which no theorem covers: give eta_a and gamma")
     if budget is not None and budget < FEWEST:
@@ -236,16 +231,16 @@ def tune(
 
     # step 3: pattern search from the best by steps of 2, then of sqrt 2, continuing in a direction that paid
     full = [p for p in pilots if p.rounds == length]
-    tried = {_name((p.eta_a, p.gamma)) for p in pilots}
+    tried = {f"{p.eta_a:.6g} {p.gamma:.6g}" for p in pilots}  # pairs that differ by rounding alone are the same
     moves = [(f, f) for f in (2.0, 0.5) if eta_a is None] + [(1.0, f) for f in (2.0, 0.5) if gamma is None]
     for power in (1.0, 0.5):
         queue = list(moves) if rank(full) else []
         while queue and sum(p.rounds for p in pilots) + length <= budget:
             move, best = queue.pop(0), rank(full)[0]
             candidate = pair(best.eta_a * move[0] ** power, best.gamma * move[1] ** power)
-            if _name(candidate) in tried:
+            if (name := f"{candidate[0]:.6g} {candidate[1]:.6g}") in tried:
                 continue
-            tried.add(_name(candidate))
+            tried.add(name)
             pilot, _ = begin(candidate).to(length)
             pilots.append(pilot)
             full.append(pilot)
@@ -274,11 +269,6 @@ def _ranked(pilots: Iterable[Pilot], reference: float) -> list[Pilot]:
     return sorted(stable, key=lambda p: p.psi > limit)
 
 
-def _name(pair: Pair) -> str:
-    """Pairs that differ by rounding alone are the same."""
-    return f"{pair[0]:.6g} {pair[1]:.6g}"
-
-
 @dataclass(eq=False)
 class _Run:
     """A pilot, and the state to continue it from."""
@@ -294,35 +284,28 @@ class _Run:
 
     def to(self, end: int) -> tuple[Pilot, bytes | None]:
         """Run until `end` rounds are done, and judge; also after the very first round, where explosions show."""
-        pilot, last = self.pilot, self._last()
+        pilot, algorithm, last = self.pilot, self.algorithm, None
         if pilot.rounds >= end or pilot.unstable:
             return pilot, self.state
-        rounds = simulate(self.algorithm, self.problem, after=last, **self.options)
+        if self.state is not None:
+            t, values, tensors = pickle.loads(self.state)
+            server, client = algorithm.init(self.options["start"])
+            clients, nobody = Clients(self.problem.n, client), torch.arange(0)
+            clients.restore(tensors)
+            last = Round(t, type(server)(*values), clients.snapshot(), nobody, nobody, 0, 0)
+        rounds = simulate(algorithm, self.problem, after=last, **self.options)
         for stop in (1, end):
-            if stop > pilot.rounds and not pilot.unstable:
-                try:
-                    closing = deque(islice(rounds, stop - pilot.rounds), maxlen=LAST)
-                except Diverged as error:
-                    return replace(pilot, rounds=error.t + 1, score=math.inf, unstable=str(error)), None
-                pilot, last = self._judged(pilot, stop, [self.algorithm.model(r.server) for r in closing]), closing[-1]
+            if stop <= pilot.rounds or pilot.unstable:
+                continue
+            try:
+                closing = deque(islice(rounds, stop - pilot.rounds), maxlen=LAST)
+            except Diverged as error:
+                return replace(pilot, rounds=error.t + 1, score=math.inf, unstable=str(error)), None
+            last, models = closing[-1], [algorithm.model(r.server) for r in closing]
+            psi, lowest = float(objective(self.problem, algorithm.phi, models[-1])), min(pilot.first, pilot.psi)
+            score = fmean(float(stationarity(self.problem, algorithm.phi, x, self.measure_gamma)) for x in models)
+            rose = not (math.isfinite(score) and psi <= lowest + RISE * abs(pilot.first))
+            why = f"psi is {psi:.4g} after {stop} rounds and was {lowest:.4g}" if rose else ""
+            pilot = replace(pilot, rounds=stop, score=score, psi=psi, unstable=why)
         assert last is not None
         return pilot, pickle.dumps((last.t, tuple(last.server), last.clients.tensors()))
-
-    def _judged(self, pilot: Pilot, done: int, models: Sequence[Tensor]) -> Pilot:
-        """The pilot after `done` rounds, whose last models these are."""
-        phi, lowest = self.algorithm.phi, min(pilot.first, pilot.psi)
-        psi = float(objective(self.problem, phi, models[-1]))
-        score = fmean(float(stationarity(self.problem, phi, x, self.measure_gamma)) for x in models)
-        rose = not (math.isfinite(score) and psi <= lowest + RISE * abs(pilot.first))
-        why = f"psi is {psi:.4g} after {done} rounds and was {lowest:.4g}" if rose else ""
-        return replace(pilot, rounds=done, score=score, psi=psi, unstable=why)
-
-    def _last(self) -> Round | None:
-        """The round in which the pilot was left."""
-        if self.state is None:
-            return None
-        t, values, tensors = pickle.loads(self.state)
-        server, client = self.algorithm.init(self.options["start"])
-        clients, nobody = Clients(self.problem.n, client), torch.arange(0)
-        clients.restore(tensors)
-        return Round(t, type(server)(*values), clients.snapshot(), nobody, nobody, 0, 0)

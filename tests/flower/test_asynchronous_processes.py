@@ -118,7 +118,7 @@ class Trial:
 
     def kept(self):
         folder = RunFolder.open(self.run).checkpoints(Job("fednmap", 0))
-        return checkpoints.newest_server(folder, self.plan.algorithm, self.plan.start, settings_of(self.config))[0]
+        return checkpoints.newest(folder, self.plan.algorithm, self.plan.start, settings_of(self.config))[0]
 
     def drift(self):
         """|h - mean h_i| / |h|, from the disks of server and clients."""

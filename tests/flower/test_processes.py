@@ -274,9 +274,7 @@ def assert_optimal(tmp_path, config, names):
     problem = space["problem"]()
     plan = plan_from(config, problem.start)
     algorithm, folder = plan.algorithm, RunFolder.open(tmp_path / "run")
-    kept, _ = checkpoints.newest_server(
-        folder.checkpoints(Job("fednmap", 0)), algorithm, plan.start, settings_of(config)
-    )
+    kept, _ = checkpoints.newest(folder.checkpoints(Job("fednmap", 0)), algorithm, plan.start, settings_of(config))
     counted = kept.totals["counted"]
     assert float((algorithm.model(kept.server) - optimum(problem, plan.phi)).norm()) < 1e-8
     assert all(ticket.startswith(f"{config.rounds - 1:08d}-") for ticket in counted.values())

@@ -381,6 +381,16 @@ def test_secure_aggregation_shows_nobody_single_uplinks(uplink):
     next(simulate(NMAP, PROBLEM, rounds=1, uplink=[Monitor(norms_only=True), Quantised(PROBLEM.n)]))
 
 
+def test_a_monitor_leaves_rounding_and_bytes_of_secure_sums_as_they_are():
+    parts = [Privacy(0.3), Quantised(PROBLEM.n, bits=32)]
+    *_, plain = simulate(NMAP, PROBLEM, rounds=3, uplink=parts)
+    *_, watched = simulate(NMAP, PROBLEM, rounds=3, uplink=Monitor(parts, norms_only=True))
+    assert torch.equal(plain.server.z, watched.server.z)
+    assert plain.bytes_up == watched.bytes_up == PROBLEM.n * (PROBLEM.dim + 1) * 4
+    with pytest.raises(InputError, match="the sum of the uplinks alone"):
+        simulate(NMAP, PROBLEM, rounds=1, uplink=Monitor(parts))
+
+
 def test_a_client_that_weighs_nothing_adds_no_noise():
     light = LeastSquares(list(PROBLEM.data), weights=[0.5, 0.5, 0, 0, 0, 0])
     with pytest.raises(InputError, match="some have weight 0"):
@@ -625,7 +635,7 @@ REFUSED = [
     ("--dp-clip 1 --dp-noise 1 --aggregate median", "the noise is for a mean"),
     ("--dp-clip 0 --dp-noise 1", "dp_clip is 0"),
     ("--dp-clip 1 --dp-among 5", "there is none"),
-    ("--secagg --aggregate median", "sums alone"),
+    ("--secagg --aggregate median", "only the sum of the uplinks"),
     ("--dp-clip 1 --dp-noise 1 --dp-among 21", "of 20 clients"),
     ("--dp-clip 1 --memory 5 --batch-size 0", "memory = 0"),
     ("--dp-clip 1 --dp-forget 2", "dp_forget is 2"),

@@ -217,26 +217,26 @@ def test_a_thousand_damaged_checkpoints(tmp_path):
     experiment = prepare(small())
     algorithm = experiment.algorithm("fednmap")
     states, rng = folder.checkpoints(FEDNMAP), random.Random(0)
-    arguments = (states, algorithm, experiment.problem, experiment.start(algorithm), settings(experiment.config))
+    arguments = (states, algorithm, experiment.start(algorithm), settings(experiment.config), experiment.problem.n)
     whole = {p: p.read_bytes() for p in states.iterdir()}
     intact = {}
     for t in (7, 11):
         (copy := tmp_path / f"{t}" / states.name).mkdir(parents=True)
         for path in states.glob(f"round-{t:08d}.*"):
             (copy / path.name).write_bytes(path.read_bytes())
-        intact[t] = checkpoints.newest(copy, *arguments[1:])
+        intact[t], _ = checkpoints.newest(copy, *arguments[1:])
     found = []
     for _ in range(1000):
         path = rng.choice(sorted(whole))
         path.write_bytes(damaged(whole[path], rng))
         harmed = says(path.read_bytes()) != says(whole[path])
-        after, totals, refused = checkpoints.newest(*arguments)
+        after, refused = checkpoints.newest(*arguments)
         t = 7 if harmed and "11" in path.name else 11
         assert after.t == t
         assert len(refused) == (t == 7)
-        assert totals == intact[t][1]
-        assert all(torch.equal(a, b) for a, b in zip(after.server, intact[t][0].server, strict=True))
-        assert torch.equal(after.clients.tensors()["h"], intact[t][0].clients.tensors()["h"])
+        assert after.totals == intact[t].totals
+        assert all(torch.equal(a, b) for a, b in zip(after.server, intact[t].server, strict=True))
+        assert torch.equal(after.as_round().clients.tensors()["h"], intact[t].as_round().clients.tensors()["h"])
         found.append(t)
         path.write_bytes(whole[path])
     assert found.count(7) > 400
@@ -310,7 +310,7 @@ def test_data_of_another_size_do_not_fit_a_checkpoint(tmp_path):
     algorithm = experiment.algorithm("fednmap")
     start = experiment.start(algorithm)
     states, known = folder.checkpoints(FEDNMAP), settings(prepare(small()).config)
-    _, _, refused = checkpoints.newest(states, algorithm, experiment.problem, start, known)
+    _, refused = checkpoints.newest(states, algorithm, start, known, experiment.problem.n)
     assert "data must have changed" in refused[0]
 
 
@@ -703,12 +703,12 @@ def test_a_checkpoint_is_read_onto_the_device_of_the_start(tmp_path):
     experiment = prepare(small())
     algorithm = experiment.algorithm("fednmap")
     start, known = experiment.start(algorithm).to("meta"), settings(experiment.config)
-    after, _, refused = checkpoints.newest(folder.checkpoints(FEDNMAP), algorithm, experiment.problem, start, known)
+    after, refused = checkpoints.newest(folder.checkpoints(FEDNMAP), algorithm, start, known, experiment.problem.n)
     assert (after.t, refused) == (11, [])
     assert {v.device.type for v in after.server} == {"meta"}
-    states = after.clients.tensors()
+    states = after.as_round().clients.tensors()
     assert (states["ids"].device.type, states["h"].device.type) == ("cpu", "meta")
-    assert len(after.clients) == len(states["ids"]) > 0
+    assert len(after.as_round().clients) == len(states["ids"]) > 0
 
 
 def test_a_fault_of_ours_is_not_taken_for_a_damaged_checkpoint(tmp_path, monkeypatch):
