@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-import time as clock
-import warnings
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,21 +15,10 @@ from rich import box
 from fednmap import tables
 from fednmap.commands.options import Json, Out, Quiet, with_config
 from fednmap.estimators import fitted_model
-from fednmap.estimators.factors import bounds_of, factors_of
 from fednmap.estimators.family_problems import FAMILIES
-from fednmap.estimators.fit_config import (
-    FitConfig,
-    check_goals,
-    complete,
-    estimator_of,
-    fit_choice,
-    listed,
-    ordered_classes,
-    with_formula,
-    with_weight,
-)
-from fednmap.estimators.penalties import GROUPED, penalty_name, told_lam
-from fednmap.names import InputError, choose, is_number
+from fednmap.estimators.fit_config import FitConfig, complete, listed, with_formula, with_weight
+from fednmap.estimators.penalties import told_lam
+from fednmap.names import InputError, choose
 from fednmap.report.coefficients import readable
 from fednmap.report.data_table import DataTable
 from fednmap.report.terminal import console
@@ -40,7 +28,6 @@ from fednmap.tables.table import as_word, is_words
 
 MADE_IN = "fit"
 """What run.toml says of the folder of a fit."""
-MANY_CLASSES = 50
 COLUMNS = ("target", "time", "event", "entry", "strata", "trials_column", "offset", "exposure")
 """Settings that name a column that every file must have."""
 
@@ -49,23 +36,6 @@ COLUMNS = ("target", "time", "event", "entry", "strata", "trials_column", "offse
 def fit(
     values: dict[str, Any],
     data: Annotated[str, typer.Option(help="csv:FOLDER or csv:a.csv,b.parquet: one file per site.")],
-    path: Annotated[bool, typer.Option("--path", help="Also fit 50 models from lambda_max down.")] = False,
-    cv: Annotated[
-        str | None, typer.Option(help="Choose lam: a number of folds within sites, or leave-one-site-out.")
-    ] = None,
-    select: Annotated[str, typer.Option(help="The rule of the choice: min, 1se, bic, ebic.")] = "min",
-    site_effects: Annotated[
-        str,
-        typer.Option(
-            help="What differs between sites: none, intercepts, or sparse (intercepts and some coefficients)."
-        ),
-    ] = "none",
-    mu: Annotated[
-        float | None, typer.Option(help="Weight of the sites' deviations with --site-effects sparse; default 0.7 lam.")
-    ] = None,
-    heterogeneity: Annotated[
-        bool, typer.Option("--heterogeneity", help="Also compare the sites: their own estimates, tests, a forest plot.")
-    ] = False,
     out: Out = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -74,114 +44,70 @@ def fit(
 
     Example: fednmap fit --data csv:hospitals/ --target outcome --cv 5 --out heart
     """
-    began = clock.perf_counter()
+    began = time.monotonic()
     if out is not None and out.exists() and not out.is_dir():  # before the tables are read
         raise InputError(f"{out} is a file; name a folder with --out")
     if out is not None and out.exists() and any(out.iterdir()) and not _unfinished(out):
         raise InputError(f"{out} exists already; choose another folder with --out")
-    if mu is not None and site_effects != "sparse":
-        raise InputError(f"expected --mu with --site-effects sparse, got {site_effects}; leave --mu out")
     values = with_weight(with_formula(values))
     needed = [values[name] for name in COLUMNS if name in values]
     sites = tables.read_sites(data, listed(values.get("exclude")), needed)
     if "formula" in values:
         sites = _complete_rows(sites, values["formula"], quiet)
-    penalty = values.get("penalty", FitConfig.model_fields["penalty"].default)
-    choice = fit_choice(cv, select, values.get("lam"), penalty)
-    given = (values.get(name) for name in ("family", "target", "time", "event"))
-    config = FitConfig.make(**values | {"family": _family(sites, *given)})
-    y, classes = _targets(config, sites)
+    config = FitConfig.make(**_family(sites, values))
+    y = np.concatenate([config.y(t) for t in sites.values()])
+    classes = config.classes(map(str, y)) if y.dtype.kind == "O" else ()
+    if classes:
+        y = (y == classes[1]).astype(float) if len(classes) == 2 and config.family == "logistic" else y.astype(str)
     features = {name: config.features(t) for name, t in sites.items()}
-    preprocessor = config.encoder().fit(features)
-    columns = [str(name) for name in preprocessor.get_feature_names_out()]
-    X = np.concatenate([preprocessor.transform(t) for t in features.values()])
+    encoder = config.encoder().fit(features)
+    columns = [str(name) for name in encoder.get_feature_names_out()]
+    X = np.concatenate([encoder.transform(t) for t in features.values()])
     where = np.concatenate([np.full(t.rows, name, object) for name, t in features.items()])
-    _say(quiet, f"{len(sites)} sites, {len(X)} rows, {len(columns)} columns; family {config.family}, penalty {penalty}")
+    size = f"{len(sites)} sites, {len(X)} rows, {len(columns)} columns"
+    _say(quiet, f"{size}; family {config.family}, penalty {config.penalty}")
     _say(quiet, "simulated: this process reads all files; between machines: fednmap flower new --template tables")
     if len(classes) == 2:
         _say(quiet, _modelled(config.goals[0], classes))
-    effects = {"site_effects": site_effects, "mu": mu}
-    terms = preprocessor.groups()
-    by_column: dict[str, Any] = {"groups": terms if penalty_name(penalty) in GROUPED else None}
-    by_column |= {"penalty_factor": config.factors(columns, terms), "bounds": config.limits(columns, terms)}
-    factors_of(by_column["penalty_factor"], penalty, columns, {})  # refused before there is a folder
-    bounds_of(by_column["bounds"], columns, {})
-    estimator = estimator_of(config, choice, effects, classes, by_column)
+    estimator, choice = config.estimator(encoder, classes), config.choice()
     frame = _frame(X, columns, config, sites)
     if choice:
         estimator.on_fold = lambda k, of, name: _say(
             quiet, f"fold {k} of {of}" + ("" if name == f"fold {k}" else f": {name}")
         )
-        gaps = any(s.kind == "number" and s.missing for s in preprocessor.statistics_)
-        if gaps and isinstance(preprocessor, tables.FederatedPreprocessor):
-            estimator.refill = _refill(preprocessor, list(features.values()))
+    if isinstance(encoder, tables.FederatedPreprocessor) and any(
+        s.kind == "number" and s.missing for s in encoder.statistics_
+    ):
+        estimator.refill = _refill(encoder, list(features.values()))
     estimator._mu(len(classes) if len(classes) > 2 else 1)
-    folder = _folder(out, config, data, classes, len(sites), {"cv": cv, "select": select, "path": path} | effects)
+    folder = _folder(out, config, data, classes, len(sites))
     with locked(folder.path):
         folder.repair()
         folder.check_data_digest(_digest(sites))
         if choice:
-            _say(quiet, f"choosing lam by {select}" + (f", {cv}" if cv else ""))
-        estimator.fit(frame, y, where)
-        found = estimator.path_ if choice else None
-        if path and not choice:
-            _say(quiet, "the path")
-            found = estimator.path(frame, y, where)
-        seconds = clock.perf_counter() - began
-        _say(quiet, f"{_cost(estimator)} ({seconds:.1f} s)")
-        errors, notes = None, _twins(X, columns)
-        if penalty == "none":
-            try:
-                errors = estimator.inference(frame, y, where)
-            except InputError as error:
-                notes.append(f"no standard errors: {error}")
-        compared = None
-        if heterogeneity:
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # of columns, which the table of coefficients shows
-                    compared = estimator.heterogeneity(frame, y, where)
-            except InputError as error:
-                notes.append(f"no comparison of sites: {error}")
-        for note in notes:
-            _say(False, f"fednmap: warning: {note}")
-        # hazards are relative to the mean row
-        level = -estimator.centre_ if config.family == "cox" else estimator.intercept_
-        coef, intercept = np.atleast_2d(estimator.coef_), np.atleast_1d(np.asarray(level, float))
-        goals = " and ".join(config.goals)
-        own = estimator.site_effects_ if site_effects != "none" else None
-        constants = tuple(vars(estimator).get("constants_", ()))
-        known = (constants, config.offset, config.exposure, own)
-        model = fitted_model.FittedModel(
-            config.family, goals, tuple(columns), coef, intercept, classes, preprocessor, *known
+            _say(quiet, f"choosing lam by {config.select}" + (f", {config.cv}" if config.cv else ""))
+        about, parts, lines = fitted_model.fit_into(
+            folder,
+            config,
+            estimator,
+            encoder,
+            classes,
+            (frame, y, where),
+            data=data,
+            began=began,
+            mean=X.mean(0),
+            spread=X.std(0),
+            notes=_twins(X, columns),
+            say=lambda line: _say(quiet, line),
+            warn=lambda line: _say(False, f"fednmap: warning: {line}"),
         )
-        about = fitted_model.about(folder, config, data, estimator)
-        fitted_model.save(folder.path, about, model)
-        table = model.coefficient_table(found, errors)
-        fitted_model.write_tables(folder.path, table, found, estimator if choice else None, about["lam"], X.std(0))
-        lam = "-" if about["lam"] is None else f"{about['lam']:.4g}"
-        lines = [f"{config.family}, penalty {penalty}, lam {lam}, objective {estimator.objective_:.6g}"]
-        if not choice and penalty != "none" and "lam" not in values:
-            lines.append("lam is the default; --cv 5 or --cv leave-one-site-out chooses it")
-        lines += [_cost(estimator), *notes]
-        lines += [f"Coefficients are for {goals} = {classes[1]}."] if len(classes) == 2 else []
-        lines += ["Low and high are the ends of 95 % intervals."] if errors is not None else []
-        lines += [compared.verdict()] if compared is not None else []
-        more = _write_comparison(folder.path, coef, own, compared)
-        if errors is not None:
-            with clear_errors(folder.path):
-                write_atomically(folder.path / "summary.txt", f"{errors.summary()}\n".encode())
-        fitted_model.write_page(folder, model, estimator, {"Coefficients": table} | more, lines)
-        fitted_model.finish(
-            folder, model, estimator, about["lam"], seconds
-        )  # last: a folder without it is fitted again
-        folder.write_checksums("report.html")
+    table = parts.pop("Coefficients")
     if json:
         coefficients = [dict(zip(table.head, row, strict=True)) for row in table.rows]
         print(json_text(about | {"folder": str(folder.path), "coefficients": coefficients}))
         return
     screen = console()
-    for title, part in {"": readable(table), **more}.items():
+    for title, part in {"": readable(table), **parts}.items():
         screen.print(part.text(title, lines=box.HEAVY_HEAD))
     for line in [*lines, f"folder: {folder.path}"]:
         screen.print(line, highlight=False, soft_wrap=True)
@@ -215,15 +141,13 @@ def predict(
             write_atomically(out, text.encode())
 
 
-def _family(
-    sites: dict[str, tables.Table], family: str | None, target: str | None, time: str | None, event: str | None
-) -> str:
-    """The family that was named, or that suits the target."""
-    check_goals(family, target, time, event)
+def _family(sites: dict[str, tables.Table], values: dict[str, Any]) -> dict[str, Any]:
+    """The settings with the family that was named, or that suits the target."""
+    target, family = values.get("target"), values.get("family")
     if target is None:
-        return "cox"
+        return values if family or "time" not in values else values | {"family": "cox"}
     parts = {t.name: complete(t, target) for t in sites.values()}
-    words = [name for name, values in parts.items() if is_words(values)]
+    words = [name for name, column in parts.items() if is_words(column)]
     if words and len(words) < len(parts):
         other = next(name for name in parts if name not in words)
         raise InputError(
@@ -231,31 +155,11 @@ def _family(
         )
     if family is None:
         two = words or len(np.unique(np.concatenate(list(parts.values())))) == 2
-        return "logistic" if two else "gaussian"
+        return values | {"family": "logistic" if two else "gaussian"}
     choose("family", family, FAMILIES)
     if words and family not in ("logistic", "ordinal"):
         raise InputError(f"the target {target!r} holds words, and family {family} needs numbers; use logistic")
-    return family
-
-
-def _targets(config: FitConfig, sites: dict[str, tables.Table]) -> tuple[Any, tuple[str, ...]]:
-    """y of all rows, and the classes, of two the one that is modelled last."""
-    y = np.concatenate([config.y(t) for t in sites.values()])
-    if config.positive is not None and config.family != "logistic":
-        raise InputError(f"expected --positive with family logistic, got family {config.family}; leave --positive out")
-    if config.family not in ("logistic", "ordinal"):
-        return y, ()
-    y = y.astype(str)
-    most = len(np.unique(y))
-    if most > MANY_CLASSES:
-        raise InputError(
-            f"the target {config.target!r} has {most} different values; logistic tells classes apart, for numbers use "
-            "--family gaussian"
-        )
-    if config.family == "ordinal":
-        return y, _ordered(y, config)
-    classes = ordered_classes(config.target, np.unique(y), config.positive)
-    return ((y == classes[1]).astype(float) if len(classes) == 2 else y), classes
+    return values
 
 
 def _complete_rows(sites: dict[str, tables.Table], formula: str, quiet: bool) -> dict[str, tables.Table]:
@@ -270,22 +174,11 @@ def _complete_rows(sites: dict[str, tables.Table], formula: str, quiet: bool) ->
     return kept
 
 
-def _ordered(y: Any, config: FitConfig) -> tuple[str, ...]:
-    """The labels of an ordinal model, lowest first: as --order says, numbers by size, or words by name."""
-    found = [str(label) for label in np.unique(y)]
-    if config.order is not None:
-        return tuple(listed(config.order))
-    return tuple(sorted(found, key=float) if all(map(is_number, found)) else found)
-
-
-def _folder(
-    out: Path | None, config: FitConfig, data: str, classes: tuple[str, ...], sites: int, more: dict[str, Any]
-) -> RunFolder:
+def _folder(out: Path | None, config: FitConfig, data: str, classes: tuple[str, ...], sites: int) -> RunFolder:
     """A new run folder, or that of the same fit if it was stopped; run.toml says what is fitted."""
-    settings = {"data": data, **config.model_dump(), **more}
+    settings = {"data": data, **config.model_dump()}
     target = " and ".join(config.goals) + (f" = {classes[1]}" if len(classes) == 2 else "")
-    chosen = more["cv"] is not None or more["select"] != "min"
-    lam = None if chosen else told_lam(config.penalty, config.lam)
+    lam = None if config.choice() else told_lam(config.penalty, config.lam)
     about = {
         "made_in": MADE_IN,
         "data": data,
@@ -359,26 +252,6 @@ def _modelled(target: str, classes: tuple[str, ...]) -> str:
     return f"modelled: {target} = {classes[1]}, against {classes[0]}"
 
 
-def _cost(estimator: Any) -> str:
-    """What the fit took, also between machines, where messages are a little longer than their vectors."""
-    return f"simulated: {estimator.n_iter_} rounds, {estimator.bytes_sent_ / 1e6:.3g} MB of vectors"
-
-
 def _say(quiet: bool, line: str) -> None:
     if not quiet:
         print(line, file=sys.stderr)
-
-
-def _write_comparison(place: Path, coef: Any, own: Any, compared: Any) -> dict[str, DataTable]:
-    """sites.csv, what sites have of their own; heterogeneity.csv and forest.png, how they compare. The tables."""
-    found = {}
-    with clear_errors(place):
-        if own is not None:
-            found["The sites' own coefficients"] = own.table(coef)
-            write_atomically(place / "sites.csv", own.table(coef).csv().encode())
-        if compared is not None:
-            table = compared.table()
-            found["Heterogeneity"] = table.without([f"{name} error" for name in ("joint", "fixed", "random")])
-            write_atomically(place / "heterogeneity.csv", table.csv().encode())
-            compared.plot(place / "forest.png")
-    return found

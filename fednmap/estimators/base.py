@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -18,20 +18,14 @@ from fednmap.estimators import rows as inputs
 from fednmap.estimators.engine import Fit, infinite, solve
 from fednmap.estimators.factors import Bounded, Bounds, PenaltyFactor, bounds_of, by_factor, factors_of
 from fednmap.estimators.family_problems import with_outputs
-from fednmap.estimators.penalties import Groups, group_numbers, regularizer, settled_lam
+from fednmap.estimators.penalties import group_numbers, regularizer, settled_lam
 from fednmap.estimators.prepare import Parameters, Prepared, dense
 from fednmap.estimators.rows import Floats, Rows
 from fednmap.estimators.site_effects import KINDS, SHARE
 from fednmap.names import InputError
 from fednmap.problems.families import Response
 from fednmap.tables import FederatedFormula
-from fednmap.tables.table import Sites
-
-if TYPE_CHECKING:
-    from fednmap.estimators.heterogeneity import Heterogeneity
-    from fednmap.estimators.inference import Bootstrap, Inference
-    from fednmap.estimators.path import RegularizationPath
-    from fednmap.estimators.stability import Stability
+from fednmap.tables.table import Sites, as_word, column, missing
 
 
 class _Attributes(BaseEstimator):  # type: ignore[misc]
@@ -42,6 +36,9 @@ class _Attributes(BaseEstimator):  # type: ignore[misc]
     l1_ratio: float = 0.5
     groups: Any = None
     _kind: ClassVar[type[Response]]
+    refill: ClassVar[Any] = None
+    """X with its gaps filled by what the rows of a mask say, where X had gaps: those held out must not tell."""
+    strata: str | int | None = None
     coef_: Any
     intercept_: Any
     constants_: Any
@@ -82,112 +79,6 @@ class Federated(_Attributes):
             self._finish(rows)
         return self
 
-    def path(
-        self,
-        X: Any,
-        y: Any = None,
-        sites: Any = None,
-        sample_weight: Any = None,
-        *,
-        lambdas: int | Sequence[float] = 50,
-    ) -> RegularizationPath:
-        """The models at so many lam from lambda_max down, or at those given, all in the same rounds where the penalty
-        is l1, ridge, elastic-net, mcp or scad, else each begun where the one before ended."""
-        from fednmap.estimators.path import path
-
-        return path(*self._reading(X, y, sites, sample_weight), lambdas)
-
-    def inference(
-        self,
-        X: Any,
-        y: Any = None,
-        sites: Any = None,
-        sample_weight: Any = None,
-        *,
-        level: float = 0.95,
-        cov_type: str | None = None,
-    ) -> Inference:
-        """Standard errors and confidence intervals of the fitted model, from the sites' Hessians on the same rows.
-
-        cov_type: "nonrobust", "HC0" (sandwich) or "cluster" (by site); None chooses by the weights.
-        """
-        from fednmap.estimators.inference import inference
-
-        check_is_fitted(self)
-        check_level(level)
-        return inference(self, *self._reading(X, y, sites, sample_weight), level, cov_type)
-
-    def debiased(
-        self,
-        X: Any,
-        y: Any,
-        sites: Any = None,
-        sample_weight: Any = None,
-        *,
-        level: float = 0.95,
-        nodewise: float | None = None,
-    ) -> Inference:
-        """Debiased estimates and intervals after an l1-penalised fit, also with more columns than rows.
-
-        nodewise: the weight of the nodewise regressions; default sqrt(log(columns) / rows).
-        """
-        from fednmap.estimators.debiased import debiased
-
-        check_is_fitted(self)
-        check_level(level)
-        return debiased(self, *self._reading(X, y, sites, sample_weight), level, nodewise)
-
-    def heterogeneity(
-        self, X: Any, y: Any, sites: Any, sample_weight: Any = None, *, level: float = 0.95
-    ) -> Heterogeneity:
-        """Per-site, joint and meta-analytic estimates of the unpenalised model, and tests of whether sites differ."""
-        from fednmap.estimators.heterogeneity import heterogeneity
-
-        check_level(level)
-        return heterogeneity(*self._reading(X, y, sites, sample_weight), level)
-
-    def bootstrap(
-        self,
-        X: Any,
-        y: Any,
-        sites: Any,
-        sample_weight: Any = None,
-        *,
-        times: int = 200,
-        level: float = 0.95,
-        random_state: int = 0,
-    ) -> Bootstrap:
-        """Standard errors and percentile intervals from fits to sites drawn with replacement: how sites differ."""
-        from fednmap.estimators.inference import bootstrap
-
-        check_level(level)
-        if not _is_whole(times, 2):
-            raise InputError(f"times is {times!r}; give a number of draws, at least 2, such as 200")
-        return bootstrap(*self._reading(X, y, sites, sample_weight), times, level, random_state)
-
-    def stability(
-        self,
-        X: Any,
-        y: Any,
-        sites: Any = None,
-        sample_weight: Any = None,
-        *,
-        times: int = 100,
-        most: int | None = None,
-        threshold: float = 0.75,
-        lambdas: int = 50,
-        random_state: int = 0,
-    ) -> Stability:
-        """How often each column is selected in halves of the rows, with a bound on false selections.
-
-        most: columns that a half selects, the first that enter its path; default such that the bound is 1.
-        """
-        from fednmap.estimators.stability import stability
-
-        if not _is_whole(times, 2):
-            raise InputError(f"times is {times!r}; give a number of halves, at least 2, such as 100")
-        return stability(*self._reading(X, y, sites, sample_weight), times, most, threshold, lambdas, random_state)
-
     def _reading(self, X: Any, y: Any, sites: Any, sample_weight: Any) -> tuple[Self, Rows]:
         """A copy that has read these rows; the estimator itself may be fitted, to others."""
         estimator = copy(self)
@@ -203,14 +94,12 @@ class Federated(_Attributes):
             )
         if not isinstance(self.tol, int | float | np.number) or not 0 < self.tol < np.inf:
             raise InputError(f"tol is {self.tol!r}; it must be a finite number above 0")
-        if not _is_whole(self.max_rounds, 1):
+        if not is_whole(self.max_rounds, 1):
             raise InputError(f"max_rounds is {self.max_rounds!r}; it must be a whole number, at least 1")
         if self.formula is not None:
             self.formula_ = FederatedFormula(self.formula).fit(X, sites=sites)
             y = self.formula_.response(X) if y is None else y
-        X, stratum = self._without_strata(X)
-        X, where = inputs.table(self, X, sites, reset=True)
-        X, offset = inputs.without_offset(X, self._given_names(), self.offset, self.exposure, where)
+        X, where, offset, stratum = self._parts(X, sites, reset=True)
         y = self._with_strata(self._targets(y, where), stratum)
         y, weight = self._family().as_rows(y, inputs.sample_weights(sample_weight, X.shape[0], where))
         rows = Rows(X, y, where, weight, offset)
@@ -220,9 +109,22 @@ class Federated(_Attributes):
         self._family().check(rows.y, rows.sites.row)
         return rows
 
-    def _without_strata(self, X: Any) -> tuple[Any, Any]:
-        """X without a column of strata, and that column; None where the model has none."""
-        return X, None
+    def _parts(self, X: Any, sites: Any = None, *, reset: bool = False) -> tuple[Any, Sites, Floats | None, Any]:
+        """The checked columns that have coefficients, the sites, the offset and the stratum of each row."""
+        if self.offset is not None and self.exposure is not None:
+            raise InputError("expected an offset or an exposure, got both; the offset of an exposure is its logarithm")
+        which, offset, stratum = self.exposure if self.offset is None else self.offset, None, None
+        if which is not None:
+            X, offset = inputs.without(X, which, "offset or exposure")
+        if self.strata is not None:
+            X, found = inputs.without(X, self.strata, "strata")
+            if bool((gaps := missing(column(found))).any()):
+                raise InputError(f"the strata {self.strata!r} have no value in row {int(gaps.argmax())}; leave it out")
+            stratum = np.array([as_word(v) for v in column(found).tolist()])
+        X, where = inputs.table(self, X, sites, reset=reset, least=int(offset is None))
+        if offset is not None:
+            offset = inputs.offsets(offset, where, exposure=self.offset is None)
+        return X, where, offset, stratum
 
     def _with_strata(self, y: Floats, stratum: Any) -> Floats:
         """y with the stratum of each row."""
@@ -356,22 +258,20 @@ class Federated(_Attributes):
 
     def _scores(self, X: Any, sites: Any = None) -> Floats:
         check_is_fitted(self)
-        X, where = inputs.table(self, self._without_strata(X)[0], sites, reset=False)
-        X, offset = inputs.without_offset(X, self._given_names(), self.offset, self.exposure, where)
-        found: Floats = X @ np.atleast_2d(self.coef_).T + self.intercept_
-        if sites is not None and self.site_effects != "none":
-            found[:, 0] += self.site_effects_.added(X, np.array(where.names)[where.of_row], self.intercept_)
+        X, where, offset, _ = self._parts(X, sites)
+        found = self._linear(X, None if sites is None else np.array(where.names)[where.of_row])
         found = found if offset is None else found + offset[:, None]
         return found[:, 0] if found.shape[1] == 1 else found
 
-    def _names(self) -> list[str]:
-        """The names of the columns that have coefficients."""
-        names = self._given_names()
-        j = inputs.offset_column(names, self.offset, self.exposure)
-        return [name for k, name in enumerate(names) if k != j]
+    def _linear(self, X: Any, labels: Any) -> Floats:
+        """The linear predictors of rows (N, K), with what their sites have of their own; labels: the sites' names."""
+        found: Floats = X @ np.atleast_2d(self.coef_).T + self.intercept_
+        if labels is not None and self.site_effects != "none":
+            found[:, 0] += self.site_effects_.added(X, labels, self.intercept_)
+        return found
 
-    def _given_names(self) -> list[str]:
-        """The columns' names, or their numbers as words."""
+    def _names(self) -> list[str]:
+        """The names of the columns that have coefficients, or their numbers as words."""
         named = getattr(self, "feature_names_in_", None)
         return [f"x{j}" for j in range(self.n_features_in_)] if named is None else [str(name) for name in named]
 
@@ -382,18 +282,7 @@ class Federated(_Attributes):
         return tags
 
 
-@dataclass(eq=False, repr=False)
-class AnyPenalty(Federated):
-    """An estimator with a choice of penalties; for the parameters see `FederatedGLM`."""
-
-    penalty: str | Regularizer = "l1"
-    lam: float | None = None
-    _: KW_ONLY
-    l1_ratio: float = 0.5
-    groups: Groups = None
-
-
-def _is_whole(value: Any, least: int) -> bool:
+def is_whole(value: Any, least: int) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
 
 

@@ -13,25 +13,40 @@ confidence regions and tests for high-dimensional models, Annals of Statistics 2
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from scipy import stats
+from sklearn.utils.validation import check_is_fitted
 
-from fednmap.estimators.base import Federated
+from fednmap.estimators.base import Federated, check_level
 from fednmap.estimators.inference import Inference, coefficient_names, fitted_point
 from fednmap.estimators.penalties import penalty_name
-from fednmap.estimators.rows import Floats, Rows
+from fednmap.estimators.rows import Floats
 from fednmap.names import InputError
 
 SWEEPS = 2000  # over all columns, at most
 CLOSE = 1e-7  # change of a sweep at which the nodewise regressions end
 
 
-def debiased(fitted: Federated, estimator: Federated, rows: Rows, level: float, nodewise: float | None) -> Inference:
-    """Compute debiased estimates of all coefficients, with intervals, from a fit with an l1 penalty.
+def debiased(
+    self: Federated,
+    X: Any,
+    y: Any = None,
+    sites: Any = None,
+    sample_weight: Any = None,
+    *,
+    level: float = 0.95,
+    nodewise: float | None = None,
+) -> Inference:
+    """Return debiased estimates and intervals after an l1-penalised fit, also with more columns than rows.
 
-    estimator: a copy of the fitted one that has read `rows`, those of the fit.
+    X, y: the rows of the fit. nodewise: the weight of the nodewise regressions; default sqrt(log(columns) / rows).
     """
+    check_is_fitted(self)
+    check_level(level)
+    fitted, (estimator, rows) = self, self._reading(X, y, sites, sample_weight)
     if penalty_name(fitted.penalty) not in ("l1", "elastic-net"):
         raise InputError(f"expected a fit with penalty l1 or elastic-net, got {fitted.penalty!r:.40}; use inference()")
     if fitted.bounds is not None:

@@ -24,12 +24,12 @@ from scipy import stats
 from sklearn.utils.validation import check_is_fitted
 
 from fednmap.estimators import rows as inputs
-from fednmap.estimators.base import Federated, check_level
+from fednmap.estimators.base import Federated, check_level, warn_unconverged
 from fednmap.estimators.family_problems import FAMILIES, CoxResponse, expected, outputs_at
 from fednmap.estimators.linear_models import FederatedCoxRegression
 from fednmap.estimators.model_selection import CV, Fold, folds_of
 from fednmap.estimators.rows import Floats, Rows
-from fednmap.estimators.survival import concordance_sums
+from fednmap.estimators.survival import concordance
 from fednmap.names import InputError
 from fednmap.problems.families import Family, Gaussian, Response
 from fednmap.report.data_table import DataTable
@@ -39,6 +39,8 @@ from fednmap.tables.table import divide
 CLASSES = ("logistic", "binomial")  # families of two classes
 GROUPS = 10  # of rows in a calibration curve
 STEPS = 50  # Newton steps of a recalibration, at most
+CLOSE = 1e-10  # change of scores, relative to the largest, at which they end
+VANISHED = 1e-9  # curvature over that at first, below which the estimate is infinite: one class, or separated ones
 
 
 class Interval(NamedTuple):
@@ -51,7 +53,7 @@ class Interval(NamedTuple):
     @classmethod
     def normal(cls, value: float, error: float, level: float, least: float = -math.inf, most: float = math.inf) -> Self:
         """Return value -+ a multiple of its standard error, within least and most."""
-        reach = stats.norm.ppf((1 + level) / 2) * error
+        reach = float(stats.norm.ppf((1 + level) / 2)) * error
         return cls(value, max(value - reach, least), min(value + reach, most))
 
 
@@ -148,7 +150,7 @@ def evaluate(
         where = divide(sites, len(scores))
         weight = inputs.sample_weights(sample_weight, len(scores), where)
         y, weight = kind.as_rows(_targets(model, y, where), weight)
-        stratum: Any = model._without_strata(X)[1]
+        stratum: Any = model._parts(X)[3]
     else:
         fitted, rows = model._reading(X, y, sites, sample_weight)
         fitted.__dict__.update({"mu": model.mu_} if hasattr(model, "mu_") else {})
@@ -184,8 +186,8 @@ def site_sums(kind: Response, scores: Floats, y: Floats, weight: Floats, grid: F
 
 def from_sums(kind: Family, sums: Floats, grid: Floats, constants: Any = (), level: float = 0.95) -> Evaluation:
     """Return the measures of rows with these sums over all sites, see `site_sums`."""
-    some = sums[0] > 0
-    n, total, squares, mean, score = sums[:, some]
+    n, total, squares, mean, score = sums[:, sums[0] > 0]
+    squares = total if kind.name in CLASSES else squares  # a trial is 0 or 1, and so is its square
     mean, score = mean / n, score / n
     intercept, slope = (_recalibrated(kind, c, n, total, squares, score, constants, level) for c in (False, True))
     error = float((squares - 2 * mean * total + n * mean * mean).sum() / n.sum())
@@ -218,19 +220,27 @@ def _recalibrated(
     """The intercept of y by the score as it is, or, with a free slope, the slope; NaN if it is not finite."""
     kind = Gaussian() if kind.name == "huber" else kind
     constants = constants if kind.constants else ()
-    Z, y = np.column_stack([np.ones(len(n)), score] if free else [np.ones(len(n))]), torch.from_numpy(total / n)
-    c, base = np.array([0.0, 1.0] if free else [0.0]), np.zeros(len(n)) if free else score
-    if not np.ptp(score) > 0 and free:
+    middle, y = float(n @ score / n.sum()), torch.from_numpy(total / n)
+    unit = float(np.sqrt(n @ np.square(score - middle) / n.sum())) if free else 1.0
+    if free and not np.ptp(score) > 0:
         return UNKNOWN
+    Z = np.column_stack([np.ones(len(n)), (score - middle) / unit] if free else [np.ones(len(n))])
+    c, base = np.array([middle, unit] if free else [0.0]), np.zeros(len(n)) if free else score
+    first, longest = None, math.inf if isinstance(kind, Gaussian) else 4.0  # change of a score in a step
     for _ in range(STEPS):
-        out = outputs_at(kind, base + Z @ c, constants)
+        scores = base + Z @ c
+        out = outputs_at(kind, scores, constants)
         slope, curve = kind.slope(out, y), kind.information(out, y)
         if kind.constants:
             slope, curve = slope[:, 0], curve[:, 0, 0]
         H = (Z.T * (n * curve.numpy())) @ Z
+        first = H.diagonal() if first is None else first
+        if not bool((H.diagonal() > VANISHED * first).all()):
+            return UNKNOWN
         step = np.linalg.lstsq(H, Z.T @ (n * slope.numpy()), rcond=None)[0]
-        c = c - step / max(1.0, float(np.abs(Z @ step).max()) / 4)
-        if np.abs(step).max() < 1e-10:
+        change = float(np.abs(Z @ step).max())
+        c = c - step / max(1.0, change / longest)
+        if change <= CLOSE * (1 + float(np.abs(scores).max())):
             break
     else:
         return UNKNOWN
@@ -239,7 +249,7 @@ def _recalibrated(
         mean = np.asarray(kind.mean(out))
         each = (squares - 2 * mean * total + n * mean * mean) / (1.0 if kind.name == "gaussian" else mean * mean)
         noise = float(each.sum() / max(n.sum() - len(c), 1))
-    return Interval.normal(float(c[-1]), math.sqrt(noise * np.linalg.inv(H)[-1, -1]), level)
+    return Interval.normal(float(c[-1]) / unit, math.sqrt(noise * np.linalg.inv(H)[-1, -1]) / unit, level)
 
 
 def _curve(kind: Family, n: Floats, total: Floats, squares: Floats, mean: Floats, level: float) -> DataTable:
@@ -264,14 +274,12 @@ def _of_times(
     kind: CoxResponse, scores: Floats, y: Floats, weight: Floats, site: Any, part: Any, level: float
 ) -> Evaluation:
     """Concordance of the pairs within sites and strata, and the coefficient of the score in a Cox model of it alone."""
-    strata = np.unique(np.column_stack([site, part]), axis=0, return_inverse=True)[1].ravel()
-    each = (strata == k for k in np.unique(strata))
-    right, pairs, *squares = np.sum([concordance_sums(scores[r], y[r], weight[r]) for r in each], 0)
-    concordance = slope = UNKNOWN
+    right, pairs, *squares = concordance(scores, y, weight, site, part)
+    ordered = slope = UNKNOWN
     if pairs > 0:
         share = float(right / pairs)
-        error = math.sqrt(max(squares @ np.array([1, -2 * share, share * share]), 0)) / pairs
-        concordance = Interval.normal(share, error, level, 0.0, 1.0)
+        error = math.sqrt(max(squares @ np.array([1, -2 * share, share * share]), 0)) / float(pairs)
+        ordered = Interval.normal(share, error, level, 0.0, 1.0)
     alone = FederatedCoxRegression(ties=kind.ties, strata=1, tol=1e-9)
     table, targets = np.column_stack([scores, part]), y if y.shape[1] == 2 else y[:, [2, 0, 1]]
     try:
@@ -283,7 +291,7 @@ def _of_times(
                 slope = Interval(*(float(v[0]) for v in (errors.estimate, errors.low, errors.high)))
     except InputError:  # a site of one row, or no events
         pass
-    return Evaluation(kind.name, float(weight.sum()), level, slope, None, None, concordance)
+    return Evaluation(kind.name, float(weight.sum()), level, slope, None, None, ordered)
 
 
 def _targets(model: Federated, y: Any, where: Any) -> Floats:
@@ -298,21 +306,20 @@ def _targets(model: Federated, y: Any, where: Any) -> Floats:
 
 def _held_out_scores(model: Federated, rows: Rows, folds: list[Fold]) -> tuple[Floats, Any]:
     """The score of every row that is held out, by the model without its fold; and which rows are."""
-    scores = np.zeros(len(rows.y))
+    scores, converged, labels = np.zeros(len(rows.y)), [], np.array(rows.sites.names)[rows.sites.of_row]
     for fold in folds:
-        train = rows.some(fold.train)
+        if model.refill is not None:
+            rows = rows._replace(X=model.refill(np.isin(np.arange(len(rows.y)), fold.train)))
+        train, other = rows.some(fold.train), copy(model)
         try:
-            model._check(train.y, train.sites)
+            other._check(train.y, train.sites)
         except InputError as error:
             raise InputError(f"without {fold.name}: {error}") from None
-        prepared = model._prepare(train)
-        x = model._solve(prepared).x
-        coef, intercept, _ = prepared.parameters(x)
-        found = (rows.X[fold.test] @ coef.T + intercept)[:, 0]
-        if (effects := prepared.effects(x, ())) is not None:
-            names = np.array(rows.sites.names)[rows.sites.of_row[fold.test]]
-            found = found + effects.added(rows.X[fold.test], names, intercept if prepared.level else 0.0)
-        elif not prepared.level and not prepared.family.level:  # hazards are relative to the mean row
-            found = found - float(train.shares(model.weights) @ (train.X @ coef[0]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of convergence, below for all folds
+            Federated.fit(other, train)  # at the lam of the model, even if it has chosen that
+        converged.append(other.converged_)
+        found = other._linear(rows.X[fold.test], labels[fold.test])[:, 0] - vars(other).get("centre_", 0.0)
         scores[fold.test] = found if rows.offset is None else found + rows.offset[fold.test]
+    warn_unconverged(converged, "models without a fold")
     return scores, np.unique(np.concatenate([fold.test for fold in folds]))

@@ -9,15 +9,18 @@ from typing import Any, Self
 import numpy as np
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
+from fednmap.estimators.factors import bounds_of, factors_of
 from fednmap.estimators.family_problems import FAMILIES, CoxResponse, family
+from fednmap.estimators.inference import COV_TYPES
 from fednmap.estimators.linear_models import FederatedCoxRegression, FederatedGLM, FederatedOrdinalRegression
 from fednmap.estimators.model_selection import (
+    LEAVE_ONE_SITE_OUT,
     SELECT,
     FederatedCoxRegressionCV,
     FederatedGLMCV,
     FederatedOrdinalRegressionCV,
 )
-from fednmap.estimators.penalties import PENALTIES, WITHOUT_WEIGHT, penalty_name, settled_lam
+from fednmap.estimators.penalties import GROUPED, PENALTIES, WITHOUT_WEIGHT, penalty_name, settled_lam
 from fednmap.estimators.rows import Floats
 from fednmap.names import InputError, choose, is_number
 from fednmap.problems.families import Response
@@ -25,9 +28,12 @@ from fednmap.runs.configuration import Settings
 from fednmap.tables import FederatedFormula, FederatedPreprocessor, Table, as_word
 from fednmap.tables.table import Column, SiteError, is_words, missing, refuse_dates
 
-KINDS = {"poisson": "counts", "negative-binomial": "counts", "binomial": "successes", "gamma": "a Gamma target"}
+NUMBERS = {"poisson": "counts", "negative-binomial": "counts", "binomial": "successes", "gamma": "a Gamma target"}
 """What the numbers of a target are called, of which none may be below 0."""
-POSITIVE = ("exposures", KINDS["gamma"])
+POSITIVE = ("exposures", NUMBERS["gamma"])
+MANY_CLASSES = 50
+LOCAL = ("formula", "offset", "exposure", "entry", "strata", "site_effects", "mu", "heterogeneity", "evaluate")
+"""Settings that a fit between machines does not have yet."""
 
 
 class FitConfig(Settings):
@@ -47,10 +53,10 @@ class FitConfig(Settings):
     target: str | None = Field(None, description="The column to predict; for a Cox model time and event.")
     formula: str | None = Field(None, description="Such as 'y ~ age * sex + bs(bmi, 4)'; rows with gaps are left out.")
     positive: str | None = Field(
-        None, description="The label whose probability is modelled, of two; default: the last by name."
+        None, description="The label whose probability is modelled, of two, default the last by name; Cox: of an event."
     )
     time: str | None = Field(None, description="Cox: the column of times.")
-    event: str | None = Field(None, description="Cox: the column of events, 1 or 0.")
+    event: str | None = Field(None, description="Cox: the column of events, 1 or 0, or yes or no.")
     entry: str | None = Field(None, description="Cox: the column where a row's time at risk starts; it ends at --time.")
     strata: str | None = Field(None, description="Cox: a column; rows of one stratum alone are compared.")
     trials_column: str | None = Field(None, description="Binomial: the column of trials; the target has the successes.")
@@ -70,6 +76,23 @@ class FitConfig(Settings):
     ties: str = Field("efron", description="Cox: efron or breslow.")
     tol_absolute: float = Field(1e-6, gt=0, description="Stop when |F_nat| is at most this.")
     rounds: int = Field(1000, ge=1, description="Largest number of rounds.")
+    path: bool = Field(False, description="Also fit 50 models from lambda_max down.")
+    cv: str | None = Field(None, description="Choose lam: a number of folds within sites, or leave-one-site-out.")
+    select: str = Field("min", description="The rule of the choice: min, 1se, bic, ebic.")
+    cov_type: str | None = Field(
+        None, description="Standard errors: nonrobust, HC0 or cluster; default: chosen, and with penalty none alone."
+    )
+    site_effects: str = Field(
+        "none",
+        description="What differs between sites: none, intercepts, or sparse (intercepts and some coefficients).",
+    )
+    mu: float | None = Field(
+        None, description="Weight of the sites' deviations with --site-effects sparse; default 0.7 lam."
+    )
+    heterogeneity: bool = Field(False, description="Also compare the sites: their own estimates, tests, a forest plot.")
+    evaluate: str | None = Field(
+        None, description="Also predict rows by models without them: a number of folds, or leave-one-site-out."
+    )
 
     @field_validator("penalty_factor", "bounds", mode="before")
     @classmethod
@@ -78,7 +101,7 @@ class FitConfig(Settings):
 
     @classmethod
     def make(cls, **values: Any) -> Self:
-        """Validated as a whole: one InputError with a line for each mistake."""
+        """Return settings that were validated as a whole; raise InputError with a line for each mistake."""
         try:
             task = cls(**values)
         except ValidationError as error:
@@ -87,40 +110,89 @@ class FitConfig(Settings):
         choose("family", task.family, FAMILIES)
         choose("penalty", penalty_name(task.penalty), PENALTIES)
         choose("way to weigh", task.weights, dict.fromkeys(("samples", "sites")))
+        if task.cov_type is not None:
+            choose("cov-type", task.cov_type, dict.fromkeys(COV_TYPES))
         settled_lam(task.penalty, task.lam)
-        check_goals(task.family, task.target, task.time, task.event)
-        if (task.family == "binomial") != (task.trials_column is not None):
-            raise InputError("--family binomial needs --trials-column, and no other family has it")
-        if task.order is not None and task.family != "ordinal":
-            raise InputError(f"expected --order with family ordinal, got family {task.family}; leave --order out")
-        if task.family != "cox" and (task.entry is not None or task.strata is not None):
-            raise InputError(f"expected --entry and --strata with family cox, got {task.family}; leave them out")
-        if task.offset is not None and task.exposure is not None:
-            raise InputError("expected --offset or --exposure, got both; the offset of an exposure is its logarithm")
-        task.factors([], {}), task.limits([], {})
+        task.choice(), task.by_column([], {})
+        timed, cox = task.time is not None, task.family == "cox"
+        binomial, trials = task.family == "binomial", task.trials_column is not None
+        for wrong, words in (
+            (timed != (task.event is not None), "a Cox model needs both --time and --event"),
+            (timed and not (cox and task.target is None), "--time and --event are for --family cox, without --target"),
+            (cox and not timed, "--family cox needs --time and --event instead of --target"),
+            (not task.goals, "say what to predict: --target COLUMN, or --time and --event for a Cox model"),
+            (binomial != trials, "--family binomial needs --trials-column, and no other family has it"),
+            (
+                task.offset and task.exposure,
+                "expected --offset or --exposure, got both; the offset of an exposure is its log",
+            ),
+            (
+                task.mu is not None and task.site_effects != "sparse",
+                f"expected --mu with --site-effects sparse, got {task.site_effects}; leave --mu out",
+            ),
+        ):
+            if wrong:
+                raise InputError(words)
+        for name in ("cv", "evaluate"):
+            value = getattr(task, name)
+            if value is not None and value != LEAVE_ONE_SITE_OUT and not value.isdecimal():
+                raise InputError(f"expected --{name} as a number of folds or {LEAVE_ONE_SITE_OUT}, got {value!r:.40}")
+        only = {"order": ("ordinal",), "positive": ("logistic", "cox"), "entry": ("cox",), "strata": ("cox",)}
+        for name, of in only.items():
+            if getattr(task, name) is not None and task.family not in of:
+                words = f"expected --{name} with family {' or '.join(of)}, got family {task.family}"
+                raise InputError(f"{words}; leave --{name} out")
         return task
 
-    def factors(self, columns: list[str], terms: Mapping[str, Sequence[str]]) -> dict[str, float] | None:
-        """The penalty factors by column; a name is that of a column of the model, or of a table or term behind it."""
-        found: dict[str, float] = {}
-        for said in self.penalty_factor:
-            name, equals, word = said.rpartition("=")
-            if not equals or not is_number(word):
-                raise InputError(f"expected --penalty-factor NAME=NUMBER, got {said!r:.60}; such as age=0")
-            found |= dict.fromkeys(_columns_of(name, columns, terms), float(word))
-        return found or None
+    def choice(self) -> dict[str, Any]:
+        """Return the options of an estimator that chooses lam; none where lam is given."""
+        if self.select not in SELECT:
+            raise InputError(f"select is {self.select!r}; choose from {', '.join(SELECT)}")
+        if self.cv is None and self.select == "1se":
+            raise InputError("--select 1se compares held-out losses; add --cv 5, or --cv leave-one-site-out")
+        if self.cv is not None and self.select not in ("min", "1se"):
+            raise InputError(f"--select {self.select} is a criterion without folds; leave --cv out")
+        if self.cv is None and self.select == "min":
+            return {}
+        if self.lam is not None:
+            raise InputError("--cv and --select choose lam; leave --lam out")
+        if penalty_name(self.penalty) in WITHOUT_WEIGHT:
+            raise InputError(f"penalty {self.penalty!r} has no weight to choose; leave --cv and --select out")
+        return {"cv": folds(self.cv or "5"), "select": self.select}
 
-    def limits(self, columns: list[str], terms: Mapping[str, Sequence[str]]) -> dict[str, tuple[float, float]] | None:
-        """The bounds by column, as `factors`."""
-        found: dict[str, tuple[float, float]] = {}
-        for said in self.bounds:
+    def by_column(self, columns: Sequence[str], terms: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+        """Return penalty_factor and bounds by column; a name is that of a column of the model, or of a table or term
+        behind it."""
+        found: dict[str, dict[str, Any]] = {"penalty_factor": {}, "bounds": {}}
+        for option, said in [("penalty_factor", v) for v in self.penalty_factor] + [("bounds", v) for v in self.bounds]:
             name, equals, words = said.rpartition("=")
-            low, colon, high = words.partition(":")
-            if not colon or not all(is_number(word or "0") for word in (low, high)):
+            ends = words.split(":")
+            if option == "bounds" and (len(ends) != 2 or not all(is_number(word or "0") for word in ends)):
                 raise InputError(f"expected --bounds NAME=LOW:HIGH, or LOW:HIGH for all, got {said!r:.60}; as age=0:")
-            named = _columns_of(name, columns, terms) if equals else columns
-            found |= dict.fromkeys(named, (float(low or "-inf"), float(high or "inf")))
-        return found or None
+            if option == "penalty_factor" and not (equals and is_number(words)):
+                raise InputError(f"expected --penalty-factor NAME=NUMBER, got {said!r:.60}; such as age=0")
+            value = (float(ends[0] or "-inf"), float(ends[1] or "inf")) if option == "bounds" else float(words)
+            named = columns if not equals else [name] if name in columns else terms.get(name, [name])
+            found[option] |= dict.fromkeys(named, value)
+        return {option: each or None for option, each in found.items()}
+
+    def estimator(self, encoder: FederatedPreprocessor | FederatedFormula, classes: tuple[str, ...]) -> Any:
+        """Return the estimator of these settings for the columns of a fitted encoder."""
+        columns, terms = [str(name) for name in encoder.get_feature_names_out()], encoder.groups()
+        options = self.by_column(columns, terms) | (self.choice() or {"lam": self.lam})
+        factors_of(options["penalty_factor"], self.penalty, columns, {})  # refused before there is a folder
+        bounds_of(options["bounds"], columns, {})
+        options |= {"groups": terms if penalty_name(self.penalty) in GROUPED else None}
+        options |= {"tol": self.tol_absolute, "max_rounds": self.rounds}
+        for name in ("penalty", "l1_ratio", "standardize", "weights", "offset", "exposure", "site_effects", "mu"):
+            options[name] = getattr(self, name)
+        chooses = "cv" in options
+        if self.family == "ordinal":
+            return (FederatedOrdinalRegressionCV if chooses else FederatedOrdinalRegression)(order=classes, **options)
+        if self.family == "cox":
+            options |= {"ties": self.ties, "strata": self.strata}
+            return (FederatedCoxRegressionCV if chooses else FederatedCoxRegression)(**options)
+        return (FederatedGLMCV if chooses else FederatedGLM)(self.family, **options)
 
     @property
     def goals(self) -> list[str]:
@@ -137,6 +209,35 @@ class FitConfig(Settings):
 
     def made_family(self) -> Response:
         return CoxResponse(self.ties) if self.family == "cox" else family(self.family)
+
+    def classes(self, found: Iterable[str]) -> tuple[str, ...]:
+        """Return the labels by name, of two `positive` last: coefficients are those of its log-odds; ordered ones as
+        --order says, else by size or name; () where the target is no label."""
+        labels = sorted(set(found))
+        if self.family not in ("logistic", "ordinal"):
+            return ()
+        if len(labels) < 2:
+            raise InputError(f"the target {self.target!r} holds one class only, {labels[0]!r}; two are needed")
+        if len(labels) > MANY_CLASSES:
+            raise InputError(
+                f"the target {self.target!r} has {len(labels)} different values; {self.family} tells classes apart, "
+                "for numbers use --family gaussian"
+            )
+        if self.order is not None:
+            if set(order := listed(self.order)) != set(labels) or len(order) != len(labels):
+                raise InputError(
+                    f"expected order to name every label of {self.target!r} once ({', '.join(labels)}), got "
+                    f"{self.order!r}"
+                )
+            return tuple(order)
+        if self.family == "ordinal":
+            return tuple(sorted(labels, key=float) if all(map(is_number, labels)) else labels)
+        if self.positive is not None and (self.positive not in labels or len(labels) != 2):
+            raise InputError(
+                f"expected positive to be one of two labels, got {self.positive!r}; {self.target!r} has "
+                f"{', '.join(labels[:12])}"
+            )
+        return tuple(labels if self.positive is None else sorted(labels, key=lambda name: name == self.positive))
 
     def offsets(self, rows: Table) -> Floats:
         """The column of offsets or exposures of one site, as it is."""
@@ -156,17 +257,17 @@ class FitConfig(Settings):
         """The targets of one site: words for labels, numbers, or (time, event)."""
         if self.time is not None and self.event is not None:
             start = [] if self.entry is None else [numbers(rows, self.entry, None)]
-            return np.stack([*start, numbers(rows, self.time, "times"), numbers(rows, self.event, "events")], 1)
+            event = complete(rows, self.event)
+            if is_words(event) and (self.positive or {*event} <= {"yes", "no"}):
+                event = (event == (self.positive or "yes")).astype(float)
+            else:
+                event = numbers(rows, self.event, "events")
+            return np.stack([*start, numbers(rows, self.time, "times"), event], 1)
         assert self.target is not None  # checked when the task was made
         if self.family in ("logistic", "ordinal"):
             return np.array([as_word(v) for v in complete(rows, self.target)], object)
-        found, of = numbers(rows, self.target, KINDS.get(self.family)), self.trials_column
+        found, of = numbers(rows, self.target, NUMBERS.get(self.family)), self.trials_column
         return found if of is None else np.stack([found, numbers(rows, of, "trials")], 1)
-
-
-def _columns_of(name: str, columns: list[str], terms: Mapping[str, Sequence[str]]) -> Sequence[str]:
-    """The columns of the model that a name means; an unknown one is refused where the model is made."""
-    return [name] if name in columns else terms.get(name, [name])
 
 
 def assignments(words: str) -> list[str]:
@@ -234,75 +335,17 @@ def with_weight(values: dict[str, Any]) -> dict[str, Any]:
     return values | {"penalty": ":".join([name, *([",".join(others)] if others else [])]), "lam": lam}
 
 
-def fit_choice(cv: str | None, select: str, lam: float | None, penalty: str) -> dict[str, Any]:
-    """The options of an estimator that chooses lam; empty where lam is given."""
-    if select not in SELECT:
-        raise InputError(f"select is {select!r}; choose from {', '.join(SELECT)}")
-    if cv is None and select == "1se":
-        raise InputError("--select 1se compares held-out losses; add --cv 5, or --cv leave-one-site-out")
-    if cv is not None and select not in ("min", "1se"):
-        raise InputError(f"--select {select} is a criterion without folds; leave --cv out")
-    if cv is None and select == "min":
-        return {}
-    if lam is not None:
-        raise InputError("--cv and --select choose lam; leave --lam out")
-    if penalty_name(penalty) in WITHOUT_WEIGHT:
-        raise InputError(f"penalty {penalty!r} has no weight to choose; leave --cv and --select out")
-    return {"cv": int(cv) if cv is not None and cv.isdecimal() else cv or 5, "select": select}
-
-
-def estimator_of(
-    config: FitConfig,
-    choice: dict[str, Any],
-    effects: dict[str, Any],
-    classes: tuple[str, ...],
-    by_column: dict[str, Any],
-) -> Any:
-    """The estimator of these settings with its site effects; one that chooses lam where `choice` says how.
-
-    by_column: groups, penalty factors and bounds of columns.
-    """
-    names = ("penalty", "l1_ratio", "standardize", "weights")
-    common = {name: getattr(config, name) for name in names} | by_column | effects
-    common |= {"tol": config.tol_absolute, "max_rounds": config.rounds}
-    common |= (choice or {"lam": config.lam}) | {"offset": config.offset, "exposure": config.exposure}
-    if config.family == "ordinal":
-        return (FederatedOrdinalRegressionCV if choice else FederatedOrdinalRegression)(order=classes, **common)
-    if config.family == "cox":
-        common |= {"ties": config.ties, "strata": config.strata}
-        return (FederatedCoxRegressionCV if choice else FederatedCoxRegression)(**common)
-    return (FederatedGLMCV if choice else FederatedGLM)(config.family, **common)
-
-
-def check_goals(kind: str | None, target: str | None, time: str | None, event: str | None) -> None:
-    """Refuse columns to predict that do not go together."""
-    if (time is None) != (event is None):
-        raise InputError("a Cox model needs both --time and --event")
-    if time is not None and (target is not None or kind not in (None, "cox")):
-        raise InputError("--time and --event are for --family cox, without --target")
-    if time is None and kind == "cox":
-        raise InputError("--family cox needs --time and --event instead of --target")
-    if time is None and target is None:
-        raise InputError("say what to predict: --target COLUMN, or --time and --event for a Cox model")
-
-
-def ordered_classes(target: str | None, found: Iterable[str], positive: str | None) -> tuple[str, ...]:
-    """Return the labels by name; of two, `positive` last: coefficients are those of its log-odds."""
-    classes = sorted(set(found))
-    if positive is None:
-        return tuple(classes)
-    if positive not in classes or len(classes) != 2:
-        raise InputError(
-            f"expected positive to be one of two labels, got {positive!r}; {target!r} has {', '.join(classes[:12])}"
-        )
-    return tuple(sorted(classes, key=lambda name: name == positive))
+def folds(words: str) -> int | str:
+    """Return a number of folds, or the name of another rule."""
+    return int(words) if words.isdecimal() else words
 
 
 def numbers(rows: Table, name: str, what: str | None) -> Floats:
     """A column of numbers without gaps; the first that is not allowed is refused by its row at the site."""
     values = complete(rows, name)
     if is_words(values):
-        message = f"{rows.where}column {name!r} holds words, such as {values[0]!r:.40}; numbers are needed"
+        needed = "1 or 0 is needed, yes or no, or --positive LABEL" if what == "events" else "numbers are needed"
+        message = f"{rows.where}column {name!r} holds words, such as {values[0]!r:.40}; {needed}"
         raise SiteError(message, "words", name)
     wrong, words = ~np.isfinite(values), "give finite numbers, or leave the row out"
     if what in POSITIVE and not bool(wrong.any()):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path as File
 from typing import Any
@@ -9,8 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from fednmap.estimators.evaluation import evaluate
 from fednmap.estimators.family_problems import FAMILIES, RATIOS, expected, family, threshold_names
-from fednmap.estimators.fit_config import FitConfig, numbers
+from fednmap.estimators.fit_config import FitConfig, folds, numbers
+from fednmap.estimators.inference import Inference
+from fednmap.estimators.model_card import model_card
 from fednmap.estimators.model_selection import CrossValidated
 from fednmap.estimators.path import RegularizationPath
 from fednmap.estimators.penalties import told_lam
@@ -32,8 +38,10 @@ VERSION = 1
 PICTURES = {
     "path.png": "Coefficients along lam",
     "cv.png": "The choice of lam",
+    "evaluation.png": "Calibration and ROC of rows that were held out",
     "forest.png": "Estimates by site: joint, and meta-analyses with fixed and random effects",
 }
+HELD_OUT = "Predictions of rows that were held out"
 NAMED = 12  # columns in the legend of a path: those with the largest coefficients
 
 
@@ -121,7 +129,7 @@ class FittedModel:
         name = {"cox": "hazard ratio", "binomial": "P(success)"}.get(self.family, self.target)
         return {name: mean.tolist()}
 
-    def coefficient_table(self, path: Any = None, errors: Any = None) -> DataTable:
+    def coefficient_table(self, path: RegularizationPath | None = None, errors: Inference | None = None) -> DataTable:
         """Name, coefficient, its ratio, its standard error and interval, and the lam at which it enters.
 
         With errors the ratio has an interval of its own; "low" and "high" are the coefficient's.
@@ -146,30 +154,23 @@ class FittedModel:
         if path is not None:
             enters = [None if np.isnan(lam) else lam for lam in path.enters.tolist()]
             table["enters at lam"] = enters * outputs + [None] * len(level)
-        each = list(zip(*((v + 0.0).tolist() if isinstance(v, np.ndarray) else v for v in table.values()), strict=True))
-        each_level = len(level) // outputs
-        ends = [range(outputs * p + k * each_level, outputs * p + (k + 1) * each_level) for k in range(outputs)]
-        order = [j for k in range(outputs) for j in (*range(k * p, k * p + p), *ends[k])]
-        return DataTable([*table], [list(each[j]) for j in order])
+        cells = ((v + 0.0).tolist() if isinstance(v, np.ndarray) else v for v in table.values())
+        each = list(zip(*cells, strict=True))
+        places = np.arange(len(each))
+        by_class = zip(
+            places[: outputs * p].reshape(outputs, p), np.array_split(places[outputs * p :], outputs), strict=True
+        )
+        return DataTable([*table], [list(each[j]) for part in by_class for j in np.concatenate(part)])
 
 
 def save(folder: File, about: dict[str, Any], model: FittedModel) -> None:
     """Write the model; `about` says how it was made."""
     kind = model.preprocessor
-    said = about | {
-        "version": VERSION,
-        "family": model.family,
-        "target": model.target,
-        "columns": list(model.columns),
-        "coef": model.coef.tolist(),
-        "intercept": model.intercept.tolist(),
-        "classes": list(model.classes),
-        "constants": list(model.constants),
-        "offset": model.offset,
-        "exposure": model.exposure,
-        **({} if isinstance(kind, FederatedPreprocessor) else {"formula": kind.formula, "state": kind.state_}),
-        "statistics": [asdict(s) for s in model.statistics],
-    }
+    names = ("family", "target", "columns", "classes", "constants", "offset", "exposure")
+    said = about | {"version": VERSION, **{name: getattr(model, name) for name in names}}
+    said |= {"coef": model.coef.tolist(), "intercept": model.intercept.tolist()}
+    said |= {} if isinstance(kind, FederatedPreprocessor) else {"formula": kind.formula, "state": kind.state_}
+    said["statistics"] = [asdict(s) for s in model.statistics]
     if model.effects is not None:
         own = zip(model.effects.sites, model.effects.intercept.tolist(), model.effects.deviation.tolist(), strict=True)
         said["site_effects"] = {site: {"intercept": a, "deviation": d} for site, a, d in own}
@@ -217,13 +218,74 @@ def load(folder: str | File) -> FittedModel:
         raise InputError(f"{folder / MODEL} was changed or is of another version ({error})") from None
 
 
-def about(folder: RunFolder, config: FitConfig, data: str, estimator: Any, simulated: bool = True) -> dict[str, Any]:
-    """How the model was made, for its file and as the closing numbers."""
-    chosen = isinstance(estimator, CrossValidated)
-    said = {
+def fit_into(
+    folder: RunFolder,
+    config: FitConfig,
+    estimator: Any,
+    encoder: FederatedPreprocessor | FederatedFormula,
+    classes: tuple[str, ...],
+    given: tuple[Any, ...],
+    *,
+    data: str,
+    began: float,
+    mean: Floats,
+    spread: Floats,
+    notes: Sequence[str] = (),
+    say: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> tuple[dict[str, Any], dict[str, DataTable], list[str]]:
+    """Fit an estimator to rows, and write the run folder: how it was made, its tables by title, and what to print.
+
+    given: what `estimator.fit` takes. data: where the rows come from, "own" between machines. began: `time.monotonic`
+    at the begin. mean, spread: of the columns. say, warn: called with a line about what is done, or goes wrong.
+    """
+    chosen, place, notes = isinstance(estimator, CrossValidated), folder.path, list(notes)
+    estimator.fit(*given)
+    path = estimator.path_ if chosen else estimator.path(*given) if config.path else None
+    seconds = time.monotonic() - began
+    cost = f"{estimator.n_iter_} rounds"  # between machines messages are a little longer than their vectors
+    cost += "" if data == "own" else f", {estimator.bytes_sent_ / 1e6:.3g} MB of vectors"
+    cost = f"{'between machines' if data == 'own' else 'simulated'}: {cost}"
+    say(f"{cost} ({seconds:.1f} s)")
+
+    def attempt(what: str, wanted: bool, make: Callable[[], Any]) -> Any:
+        try:
+            return make() if wanted else None
+        except InputError as error:
+            notes.append(f"no {what}: {error}")
+
+    wanted = config.penalty == "none" or config.cov_type is not None
+    errors = attempt("standard errors", wanted, lambda: estimator.inference(*given, cov_type=config.cov_type))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of columns, which the table of coefficients shows
+        compared = attempt("comparison of sites", config.heterogeneity, lambda: estimator.heterogeneity(*given))
+    if config.evaluate is not None:
+        say(f"evaluation: {config.evaluate}")
+    cv = folds(config.evaluate or "")
+    evaluated = attempt("evaluation", config.evaluate is not None, lambda: evaluate(estimator, *given, cv=cv))
+    for note in notes:
+        warn(note)
+    coef = np.atleast_2d(estimator.coef_)
+    level = estimator.intercept_  # hazards are relative to the mean row
+    if config.family == "cox":
+        level = -vars(estimator).get("centre_", float((coef @ mean)[0]))
+    model = FittedModel(
+        config.family,
+        " and ".join(config.goals),
+        tuple(str(name) for name in encoder.get_feature_names_out()),
+        coef,
+        np.atleast_1d(np.asarray(level, float)),
+        classes,
+        encoder,
+        tuple(vars(estimator).get("constants_", ())),
+        config.offset,
+        config.exposure,
+        vars(estimator).get("site_effects_"),
+    )
+    about = {
         "environment": folder.environment(),
         "data": data,
-        "simulated": simulated,
+        "simulated": data != "own",
         "penalty": config.penalty,
         "lam": estimator.lam_ if chosen else told_lam(config.penalty, config.lam),
         "standardize": config.standardize,
@@ -232,14 +294,61 @@ def about(folder: RunFolder, config: FitConfig, data: str, estimator: Any, simul
         "bytes_sent": estimator.bytes_sent_,
         "objective": estimator.objective_,
         "converged": bool(estimator.converged_),
+        "ended": "converged" if estimator.converged_ else "not converged; raise --rounds",
         "sites": estimator.site_report_,
     }
     if chosen and estimator.select in ("min", "1se"):
-        said |= {"lam_min": estimator.lam_min_, "lam_1se": estimator.lam_1se_}
-    return said
+        about |= {"lam_min": estimator.lam_min_, "lam_1se": estimator.lam_1se_}
+    tables = {"Coefficients": model.coefficient_table(path, errors)}
+    lam = "-" if about["lam"] is None else f"{about['lam']:.4g}"
+    lines = [f"{config.family}, penalty {config.penalty}, lam {lam}, objective {estimator.objective_:.6g}"]
+    if not chosen and lam != "-" and config.lam is None:
+        lines.append("lam is the default; --cv 5 or --cv leave-one-site-out chooses it")
+    lines += [cost, *notes]
+    lines += [f"Coefficients are for {model.target} = {model.classes[1]}."] if len(model.classes) == 2 else []
+    lines += ["Low and high are the ends of 95 % intervals."] if errors is not None else []
+    save(place, about, model)
+    with clear_errors(place):
+        write_atomically(place / "coefficients.csv", tables["Coefficients"].csv().encode())
+        if errors is not None:
+            write_atomically(place / "summary.txt", f"{errors.summary()}\n".encode())
+        if path is not None:
+            plot_path(path, place / "path.png", about["lam"], spread)
+            names = [f"{c}: {n}" for c in path.classes for n in path.names] if path.classes else list(path.names)
+            walked = [[float(v), *map(float, c.flatten())] for v, c in zip(path.lambdas, path.coefs, strict=True)]
+            write_atomically(place / "path.csv", DataTable(["lam", *names], walked).csv().encode())
+        if chosen:
+            if estimator.select in ("min", "1se"):
+                head, by = ["mean", "se", *estimator.folds_], [estimator.cv_mean_, estimator.cv_se_]
+                by += [*estimator.cv_losses_]
+            else:
+                head, by = [estimator.select], [estimator.criterion_]
+            tried = DataTable(["lam", *head], np.stack([estimator.lambdas_, *by], 1).tolist())
+            write_atomically(place / "cv.csv", tried.csv().encode())
+            plot_cv(estimator, place / "cv.png")
+        if model.effects is not None:
+            tables["The sites' own coefficients"] = own = model.effects.table(model.coef)
+            write_atomically(place / "sites.csv", own.csv().encode())
+        if compared is not None:
+            lines.append(compared.verdict())
+            table = compared.table()
+            tables["Heterogeneity"] = table.without([f"{name} error" for name in ("joint", "fixed", "random")])
+            write_atomically(place / "heterogeneity.csv", table.csv().encode())
+            compared.plot(place / "forest.png")
+        if evaluated is not None:
+            tables[HELD_OUT] = evaluated.table()
+            write_atomically(place / "evaluation.csv", evaluated.table().csv().encode())
+            if evaluated.calibration_curve is not None:
+                evaluated.plot(place / "evaluation.png")
+        title = folder.about().model or ""
+        write_atomically(place / "model_card.md", model_card(about, config, model, title, evaluated).encode())
+    _write_page(folder, model, estimator, tables, lines)
+    _finish(folder, model, estimator, about, seconds)  # last: a folder without it is fitted again
+    folder.write_checksums("report.html")
+    return about, tables, lines
 
 
-def finish(folder: RunFolder, model: FittedModel, estimator: Any, lam: float | None, seconds: float) -> dict[str, Any]:
+def _finish(folder: RunFolder, model: FittedModel, estimator: Any, about: dict[str, Any], seconds: float) -> None:
     """The closing numbers and the model, as every run folder has them."""
     job = Job(f"fit-{model.family}", 0)
     record = {
@@ -252,44 +361,22 @@ def finish(folder: RunFolder, model: FittedModel, estimator: Any, lam: float | N
     }
     folder.delete_after(job, -1)
     folder.append(job, {"round": float(estimator.n_iter_), **record})
-    ended = "converged" if estimator.converged_ else "not converged; raise --rounds"
-    closing = record | {"rounds": estimator.n_iter_, "seconds": seconds, "ended": ended}
+    closing = record | {"rounds": estimator.n_iter_, "seconds": seconds, "ended": about["ended"]}
     x = torch.from_numpy(np.concatenate([model.coef.flatten(), model.intercept]))
     labels = () if model.family == "ordinal" else model.classes
     saved = Model({"x": x}, (len(model.columns),), model.columns, labels, intercept=True)
-    return folder.finish(job, closing | ({} if lam is None else {"lam": lam}), saved)
+    folder.finish(job, closing | ({} if about["lam"] is None else {"lam": about["lam"]}), saved)
 
 
-def write_tables(place: File, table: DataTable, path: Any, chosen: Any, lam: float | None, spread: Any) -> None:
-    """The coefficients, and the path and the choice of lam where there are any."""
-    with clear_errors(place):
-        write_atomically(place / "coefficients.csv", table.csv().encode())
-        if path is not None:
-            plot_path(path, place / "path.png", lam, spread)
-            names = [f"{c}: {n}" for c in path.classes for n in path.names] if path.classes else list(path.names)
-            walked = [[float(v), *map(float, c.flatten())] for v, c in zip(path.lambdas, path.coefs, strict=True)]
-            write_atomically(place / "path.csv", DataTable(["lam", *names], walked).csv().encode())
-        if chosen is not None:
-            if chosen.select in ("min", "1se"):
-                head, by = ["mean", "se", *chosen.folds_], [chosen.cv_mean_, chosen.cv_se_, *chosen.cv_losses_]
-            else:
-                head, by = [chosen.select], [chosen.criterion_]
-            tried = DataTable(["lam", *head], np.stack([chosen.lambdas_, *by], 1).tolist())
-            write_atomically(place / "cv.csv", tried.csv().encode())
-            plot_cv(chosen, place / "cv.png")
-
-
-def write_page(
+def _write_page(
     folder: RunFolder, model: FittedModel, estimator: Any, tables: dict[str, DataTable], lines: list[str]
 ) -> None:
     """report.html: coefficients, sites, what the sites sent, pictures."""
     names = ("site", "rows", "weight", "loss")
     sites = DataTable(names, [[site[name] for name in names] for site in estimator.site_report_])
-    sent = DataTable(
-        ("column", "kind", "sent", "gaps"), [[s.column, s.kind, s.sent, s.missing] for s in model.statistics]
-    )
-    parts = {title: readable(part) for title, part in tables.items()}
-    parts |= {"Sites": sites, "What the sites sent about the columns": sent}
+    sent = [[s.column, s.kind, s.sent, s.missing] for s in model.statistics]
+    parts = {title: readable(part) for title, part in tables.items()} | {"Sites": sites}
+    parts["What the sites sent about the columns"] = DataTable(("column", "kind", "sent", "gaps"), sent)
     body = [f"<h2>{title}</h2>{part.html()}" for title, part in parts.items()]
     for file, title in PICTURES.items():
         if (folder.path / file).exists():

@@ -18,12 +18,11 @@ from torch import Tensor
 
 from fednmap.data.clients import ClientData
 from fednmap.estimators.family_problems import Linear, problem, with_outputs
-from fednmap.estimators.fit_config import FitConfig, fit_choice, listed, ordered_classes
-from fednmap.estimators.inference import COV_TYPES
+from fednmap.estimators.fit_config import FitConfig, listed
 from fednmap.estimators.model_selection import LEAVE_ONE_SITE_OUT, deal
 from fednmap.estimators.prepare import dense
 from fednmap.estimators.rows import Floats
-from fednmap.names import InputError, choose
+from fednmap.names import InputError
 from fednmap.problems.families import Ordinal, Response
 from fednmap.tables import FederatedPreprocessor, Table
 from fednmap.tables import statistics as columns
@@ -50,38 +49,27 @@ class Disagreement(SiteError):
 class RemoteFitConfig(FitConfig):
     """The settings of a fit between machines."""
 
-    path: bool = Field(False, description="Also fit 50 models from lambda_max down.")
-    cv: str | None = Field(None, description="Choose lam: a number of folds within sites, or leave-one-site-out.")
-    select: str = Field("min", description="The rule of the choice: min, 1se, bic, ebic.")
-    cov_type: str | None = Field(
-        None, description="Standard errors: nonrobust, HC0 or cluster; default: chosen, and with penalty none alone."
-    )
     secagg: bool = Field(False, description="Secure aggregation: the server learns sums over all sites alone.")
 
     @classmethod
     def make(cls, **values: Any) -> Self:
         task = super().make(**values)
-        task.choice()
-        if task.cov_type is not None:
-            choose("cov-type", task.cov_type, dict.fromkeys(COV_TYPES))
         if task.family == "ordinal" and task.order is None:
             raise InputError("expected order = 'low,mid,high', the labels from the lowest to the highest, with ordinal")
-        rules = {
-            "impute = 'median' asks for extremes and counts of single sites; use impute = 'mean'": task.impute
-            == "median",
-            f"cv = {LEAVE_ONE_SITE_OUT!r} tells the losses of single sites; give a number of folds": (
-                task.cv == LEAVE_ONE_SITE_OUT
+        for told, words in (
+            (task.impute == "median", "impute = 'median' asks for extremes and counts of single sites; use 'mean'"),
+            (
+                task.cv == LEAVE_ONE_SITE_OUT,
+                f"cv = {LEAVE_ONE_SITE_OUT!r} tells the losses of single sites; give a number of folds",
             ),
-            "cov-type = 'cluster' needs the gradients of single sites; use HC0 or nonrobust": task.cov_type
-            == "cluster",
-        }
-        if task.secagg and (broken := [words for words, holds in rules.items() if holds]):
-            raise InputError(f"secagg tells sums over all sites alone, and {broken[0]}")
+            (
+                task.cov_type == "cluster",
+                "cov-type = 'cluster' needs the gradients of single sites; use HC0 or nonrobust",
+            ),
+        ):
+            if task.secagg and told:
+                raise InputError(f"secagg tells sums over all sites alone, and {words}")
         return task
-
-    def choice(self) -> dict[str, Any]:
-        """How lam is chosen; empty where it is given."""
-        return fit_choice(self.cv, self.select, self.lam, self.penalty)
 
     @property
     def questions(self) -> tuple[str, ...]:
@@ -194,17 +182,7 @@ def negotiate(task: RemoteFitConfig) -> Generator[Question, Answers, Agreement]:
         if all(name in part["lacking"] for part in about.values()):
             raise InputError(f"{name!r} is to be dropped, and no site has such a column")
     rows = {site: int(about[site]["rows"]) for site in sorted(about)}
-    found = [name for part in about.values() for name in part.get("classes", ())]
-    classes: tuple[str, ...] = ()
-    if task.family == "logistic":
-        classes = ordered_classes(task.target, found, task.positive)
-        if len(classes) < 2:
-            raise InputError(f"the target {task.target!r} holds one class only, {classes[0]!r}; two are needed")
-    if task.family == "ordinal":
-        classes = tuple(listed(task.order))
-        if set(classes) != set(found):
-            labels = ", ".join(sorted(set(found)))
-            raise InputError(f"expected order to name the labels of {task.target!r} ({labels}), got {task.order!r}")
+    classes = task.classes(name for part in about.values() for name in part.get("classes", ()))
     return Agreement(task=task, statistics=statistics, rows=rows, classes=classes)
 
 
@@ -284,23 +262,16 @@ def _at_points(
     assert points is not None
     ask, f = question["ask"], _problem(question, known, table)
     look(ask, f, points)
-    if ask == "gradients":
-        several = len(points) > 1 and not known.family.constants
-        found: Any = f.gradients(points) if several else torch.stack([f.gradient(x) for x in points])
-    elif ask == "losses":
-        several = len(points) > 1 and not known.family.constants
-        found = f.losses(points) if several else torch.stack([f.loss(x) for x in points])
+    if ask in ("gradients", "losses"):
+        one = f.gradient if ask == "gradients" else f.loss
+        found = torch.stack([one(x) for x in points]) if known.family.constants else getattr(f, ask)(points)
     elif ask == "outer":
         copies = question["copies"]
         found = f.outer(points[0], copies) * (weight if copies is None else 1.0)
-    elif ask == "curvature":
-        found = torch.tensor([f.smoothness(points[0])])
-    elif ask == "pearson":
-        found = torch.tensor([f.pearson(points[0])])
-    elif ask == "information" and known.family.level:
-        found = f.information(points[0])
+    elif ask in ("curvature", "pearson"):
+        found = torch.tensor([(f.smoothness if ask == "curvature" else f.pearson)(points[0])])
     else:
-        found = f.hessian(points[0])
+        found = (f.information if ask == "information" and known.family.level else f.hessian)(points[0])
     return np.asarray(weight * found.double().flatten().numpy())
 
 

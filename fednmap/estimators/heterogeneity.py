@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from fednmap.estimators.base import Federated
+from fednmap.estimators.base import Federated, check_level
 from fednmap.estimators.family_problems import RATIOS
 from fednmap.estimators.inference import Inference, wald
-from fednmap.estimators.rows import Floats, Rows
+from fednmap.estimators.rows import Floats
 from fednmap.names import InputError
 from fednmap.report.data_table import DataTable
 from fednmap.report.plots import picture
@@ -132,14 +132,27 @@ class Heterogeneity:
                 axis.set_xlabel(ratio or "coefficient", fontsize="small")
 
 
-def heterogeneity(estimator: Federated, rows: Rows, level: float) -> Heterogeneity:
-    """Fit the unpenalised model to every site and to all, and compare.
+def heterogeneity(
+    self: Federated, X: Any, y: Any = None, sites: Any = None, sample_weight: Any = None, *, level: float = 0.95
+) -> Heterogeneity:
+    """Return per-site, joint and meta-analytic estimates of the unpenalised model, and tests of whether sites differ.
 
-    estimator: one that has read `rows`. Its site_effects say whether the joint model has the sites' intercepts.
+    The estimator need not be fitted. Its site_effects say whether the joint model has the sites' intercepts.
+
+    Raises InputError with fewer than two sites, or a model of several scores.
 
     References: Cochran, The combination of estimates from different experiments, Biometrics 1954. DerSimonian and
     Laird, Meta-analysis in clinical trials, 1986. Higgins and Thompson, Quantifying heterogeneity, 2002.
+
+    >>> import numpy as np
+    >>> from fednmap.estimators import FederatedLinearRegression
+    >>> X, y, sites = np.arange(8.0)[:, None], [1.0, 3.1, 4.9, 7.0, 9.2, 10.8, 13.0, 15.1], ["a"] * 4 + ["b"] * 4
+    >>> FederatedLinearRegression().heterogeneity(X, y, sites).estimate.round(2)
+    array([[1.98],
+           [1.99]])
     """
+    check_level(level)
+    estimator, rows = self._reading(X, y, sites, sample_weight)
     if len(rows.sites) < 2:
         raise InputError(f"expected at least two sites to compare, got {len(rows.sites)}; give sites=")
     if estimator._classes() or estimator._family().constants:
@@ -162,24 +175,21 @@ def heterogeneity(estimator: Federated, rows: Rows, level: float) -> Heterogenei
                 each.append(wald(alone, prepared, mine, prepared.start.numpy(), level))
         except InputError:
             each.append(None)
-    nothing = np.full(p, np.nan)
-    estimate = np.stack([nothing if one is None else one.estimate[:p] for one in each])
-    error = np.stack([nothing if one is None else one.error[:p] for one in each])
-    usable = np.isfinite(estimate) & np.isfinite(error) & (error > 0)
-    estimate, error = np.where(usable, estimate, np.nan), np.where(usable, error, np.nan)
-    weight = np.where(usable, 1 / np.square(np.where(usable, error, 1.0)), 0.0)
-    value = np.where(usable, estimate, 0.0)
-    fixed, total = _mean(value, weight)
-    df = usable.sum(0) - 1.0
-    Q = (weight * np.square(value - np.where(total > 0, fixed, 0.0))).sum(0)
-    spread = total - np.divide(np.square(weight).sum(0), total, out=np.zeros_like(total), where=total > 0)
-    tau2 = np.divide(np.maximum(Q - df, 0), spread, out=np.zeros_like(Q), where=spread > 0)
-    random, more = _mean(value, np.where(usable, 1 / (1 / np.where(usable, weight, 1.0) + tau2), 0.0))
-    many = df > 0
-    Q, df, tau2 = (np.where(many, v, np.nan) for v in (Q, df, tau2))
+    estimate, error = np.full((2, len(each), p), np.nan)
+    for k, one in enumerate(each):
+        if one is not None:
+            usable = np.isfinite(one.estimate[:p]) & (one.error[:p] > 0)
+            estimate[k], error[k] = (np.where(usable, v[:p], np.nan) for v in (one.estimate, one.error))
     with np.errstate(invalid="ignore", divide="ignore"):
-        I2 = np.where(Q > 0, np.maximum(0.0, (Q - df) / Q), np.where(many, 0.0, np.nan))
-        errors = [np.where(t > 0, 1 / np.sqrt(t), np.nan) for t in (total, more)]
+        weight = 1 / np.square(error)
+        fixed, fixed_error = _pooled(estimate, weight)
+        df = np.isfinite(estimate).sum(0) - 1.0
+        df[df < 1] = np.nan  # one site, or none, has nothing to compare
+        Q = np.nansum(weight * np.square(estimate - fixed), 0) + 0 * df
+        spread = np.nansum(weight, 0) - np.nansum(np.square(weight), 0) / np.nansum(weight, 0)
+        tau2 = np.where(spread > 0, np.maximum(Q - df, 0) / spread, 0.0) + 0 * df
+        random, random_error = _pooled(estimate, 1 / (np.square(error) + np.nan_to_num(tau2)))
+        I2 = np.where(Q > 0, np.maximum(0.0, (Q - df) / Q), 0 * df)
     ratio, extra = math.nan, math.nan
     found = [one for one in each if one is not None]
     known = joint.family != "gamma" and len(found) == len(each)
@@ -190,28 +200,12 @@ def heterogeneity(estimator: Federated, rows: Rows, level: float) -> Heterogenei
             squares = [one.rows * math.exp(-2 * one.log_likelihood / one.rows) for one in found]
             ratio = joint.rows * (-2 * joint.log_likelihood / joint.rows - math.log(sum(squares) / joint.rows))
     chance = float(stats.chi2.sf(ratio, extra)) if extra > 0 else math.nan
-    return Heterogeneity(
-        tuple(estimator._names()),
-        rows.sites.names,
-        estimate,
-        error,
-        joint,
-        fixed,
-        errors[0],
-        random,
-        errors[1],
-        tau2,
-        Q,
-        df,
-        stats.chi2.sf(Q, df),
-        I2,
-        ratio,
-        extra,
-        chance,
-    )
+    pooled = (fixed, fixed_error, random, random_error, tau2, Q, df, stats.chi2.sf(Q, df), I2)
+    names = tuple(estimator._names())
+    return Heterogeneity(names, rows.sites.names, estimate, error, joint, *pooled, ratio, extra, chance)
 
 
-def _mean(value: Floats, weight: Floats) -> tuple[Floats, Floats]:
-    """The weighted mean over sites, NaN where no site counts, and the sum of weights."""
-    total = weight.sum(0)
-    return np.divide((weight * value).sum(0), total, out=np.full_like(total, np.nan), where=total > 0), total
+def _pooled(estimate: Floats, weight: Floats) -> tuple[Floats, Floats]:
+    """The weighted mean over sites and its error, NaN where no site has an estimate."""
+    total = np.nansum(weight, 0)
+    return np.nansum(weight * estimate, 0) / total, 1 / np.sqrt(np.where(total > 0, total, np.nan))

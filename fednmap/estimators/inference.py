@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from scipy import linalg, stats
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.validation import check_is_fitted
 
-from fednmap.estimators.base import Federated, infinite_words, warn_unconverged
+from fednmap.estimators.base import Federated, check_level, infinite_words, is_whole, warn_unconverged
 from fednmap.estimators.engine import MOVING, moving
 from fednmap.estimators.family_problems import RATIOS, threshold_names
 from fednmap.estimators.prepare import Prepared
@@ -139,14 +140,21 @@ class Bootstrap:
 
 
 def inference(
-    fitted: Federated, estimator: Federated, rows: Rows, level: float, cov_type: str | None = None
+    self: Federated,
+    X: Any,
+    y: Any = None,
+    sites: Any = None,
+    sample_weight: Any = None,
+    *,
+    level: float = 0.95,
+    cov_type: str | None = None,
 ) -> Inference:
-    """Compute Wald intervals of the unpenalised model with all columns, by Newton steps from the fitted one.
+    """Return Wald intervals of the unpenalised model with all columns, by Newton steps from the fitted one.
 
-    estimator: a copy of the fitted one that has read `rows`, those of the fit.
-    cov_type:  None chooses as below; "nonrobust", from the likelihood; "HC0", the sandwich of the rows' gradients;
-               "cluster", that of the sites' gradients, for rows of a site that are dependent (without a correction for
-               few sites, as in R's coxph).
+    X, y:     the rows of the fit.
+    cov_type: None chooses as below; "nonrobust", from the likelihood; "HC0", the sandwich of the rows' gradients;
+              "cluster", that of the sites' gradients, for rows of a site that are dependent (without a correction for
+              few sites, as in R's coxph).
 
     Every site sends its gradient and its Hessian, p^2 numbers, at each step: two steps after an unpenalised fit, about
     six after a penalised one. Estimates and intervals do not depend on the penalty, nor on the coefficients that it set
@@ -154,8 +162,9 @@ def inference(
     Wald intervals rely on many rows per column: with p / n above about 0.1, logistic estimates are biased away from 0.
 
     Whole-number weights count equal rows (2 is two of them), so that larger ones make errors smaller. Others are
-    relative, and so are those of weights="sites": errors are then the sandwich's, H^-1 J H^-1 with J the sum of squares
-    of the rows' gradients, which every site sends too. So are those of Huber's regression, whose loss is no likelihood.
+    relative, and so are those of weights="sites": errors are then the sandwich's, $H^{-1} J H^{-1}$ with $J$ the sum of
+    squares of the rows' gradients, which every site sends too. So are those of Huber's regression, whose loss is no
+    likelihood.
 
     Warns of aliased columns and of infinite estimates. Raises InputError if there are no more rows than coefficients.
 
@@ -163,9 +172,12 @@ def inference(
     A modern maximum-likelihood theory for high-dimensional logistic regression, PNAS 2019. On selection: Berk et al.,
     Valid post-selection inference, Annals of Statistics 2013.
     """
-    if estimator._names() != fitted._names():
+    check_is_fitted(self)
+    check_level(level)
+    estimator, rows = self._reading(X, y, sites, sample_weight)
+    if estimator._names() != self._names():
         raise InputError("these rows have other columns than those of the fit; give the rows of the fit")
-    if not np.array_equal(getattr(fitted, "classes_", 0), getattr(estimator, "classes_", 0)):
+    if not np.array_equal(getattr(self, "classes_", 0), getattr(estimator, "classes_", 0)):
         raise InputError("these rows have other classes than those of the fit; give the rows of the fit")
     if estimator.site_effects == "sparse":
         raise InputError(
@@ -175,7 +187,7 @@ def inference(
     if estimator.bounds is not None:
         raise InputError("expected no bounds for standard errors, got some: estimates at a bound are not normal")
     prepared = estimator._prepare(rows)
-    return wald(estimator, prepared, rows, fitted_point(fitted, prepared), level, cov_type)
+    return wald(estimator, prepared, rows, fitted_point(self, prepared), level, cov_type)
 
 
 def fitted_point(fitted: Federated, prepared: Prepared) -> Floats:
@@ -397,15 +409,31 @@ def coefficient_names(estimator: Federated, intercept: bool) -> tuple[str, ...]:
     return (*names, *([f"(intercept){name}" for name in classes] if intercept else []))
 
 
-def bootstrap(estimator: Federated, rows: Rows, times: int, level: float, random_state: int) -> Bootstrap:
-    """As many sites as there are, drawn with replacement, and the model fitted to them; so many times.
+def bootstrap(
+    self: Federated,
+    X: Any,
+    y: Any = None,
+    sites: Any = None,
+    sample_weight: Any = None,
+    *,
+    times: int = 200,
+    level: float = 0.95,
+    random_state: int = 0,
+) -> Bootstrap:
+    """Return standard errors and percentile intervals from fits to sites drawn with replacement: how sites differ.
 
-    A site that is drawn twice counts twice. It says how coefficients would vary with other sites of the same kind,
-    where `inference` asks for other rows of the same sites; with few sites it is rough. An estimator that chooses its
-    lam is fitted before, and keeps the one that it has chosen.
+    As many sites as there are are drawn, so many times; a site that is drawn twice counts twice. It says how
+    coefficients would vary with other sites of the same kind, where `inference` asks for other rows of the same sites;
+    with few sites it is rough. An estimator that chooses its lam is fitted before, and keeps its choice.
+
+    Raises InputError with fewer than three sites.
 
     Reference: Davison and Hinkley, Bootstrap methods and their application, 1997, section 3.8.
     """
+    check_level(level)
+    if not is_whole(times, 2):
+        raise InputError(f"times is {times!r}; give a number of draws, at least 2, such as 200")
+    estimator, rows = self._reading(X, y, sites, sample_weight)
     if len(rows.sites) < FEWEST_SITES:
         raise InputError(f"there are {len(rows.sites)} sites; a bootstrap over sites needs at least {FEWEST_SITES}")
     estimate = _coefficients(estimator, rows)[0]

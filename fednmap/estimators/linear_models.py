@@ -18,13 +18,18 @@ from sklearn.utils.validation import _num_samples, check_is_fitted
 
 from fednmap.core import Regularizer
 from fednmap.estimators import rows as inputs
-from fednmap.estimators.base import AnyPenalty, Federated
+from fednmap.estimators.base import Federated
+from fednmap.estimators.debiased import debiased
 from fednmap.estimators.family_problems import CoxResponse, expected, family, first_level, outputs_at
+from fednmap.estimators.heterogeneity import heterogeneity
+from fednmap.estimators.inference import bootstrap, fitted_point, inference
+from fednmap.estimators.path import path
 from fednmap.estimators.penalties import Groups
 from fednmap.estimators.prepare import Parameters, problem_of
 from fednmap.estimators.rows import LARGEST, Floats, Rows
-from fednmap.estimators.survival import concordance_sums, proportional_hazards
-from fednmap.names import InputError, some_of
+from fednmap.estimators.stability import stability
+from fednmap.estimators.survival import concordance, proportional_hazards
+from fednmap.names import InputError
 from fednmap.problems import Cox
 from fednmap.problems.families import (
     LITTLE,
@@ -40,7 +45,7 @@ from fednmap.problems.families import (
     ScaledHuber,
 )
 from fednmap.report.data_table import DataTable
-from fednmap.tables.table import Sites, as_word, column, divide, missing
+from fednmap.tables.table import Sites, divide
 
 DEVIANCES = ("binomial", "poisson", "negative-binomial", "gamma")
 """Families whose score is D^2."""
@@ -50,35 +55,57 @@ def _classifies(estimator: Federated) -> bool:
     return estimator._family().name == "logistic"
 
 
-class _RowModel(Federated):
+class FederatedModel(Federated):
+    """What a fitted model tells of itself, and of other rows."""
+
+    path = path
+    inference = inference
+    debiased = debiased
+    heterogeneity = heterogeneity
+    bootstrap = bootstrap
+    stability = stability
+
+
+@dataclass(eq=False, repr=False)
+class AnyPenalty(FederatedModel):
+    """An estimator with a choice of penalties; for the parameters see `FederatedGLM`."""
+
+    penalty: str | Regularizer = "l1"
+    lam: float | None = None
+    _: KW_ONLY
+    l1_ratio: float = 0.5
+    groups: Groups = None
+
+
+class _RowModel(FederatedModel):
     """A model of rows by themselves; y are classes if the family is logistic."""
 
     @available_if(_classifies)  # type: ignore[untyped-decorator]
     def decision_function(self, X: Any, sites: Any = None) -> Floats:
-        """Scores: of the second class, or of every class where there are more than two."""
+        """Return the scores: of the second class, or of every class where there are more than two."""
         return self._scores(X, sites)
 
     @available_if(_classifies)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any, sites: Any = None) -> Floats:
-        """The probability of every class, in the order of classes_."""
+        """Return the probability of every class, in the order of classes_."""
         mean = expected(self._family(), self._scores(X, sites))
         return np.stack([1 - mean, mean], 1) if mean.ndim == 1 else mean
 
     @available_if(_classifies)  # type: ignore[untyped-decorator]
     def predict_log_proba(self, X: Any, sites: Any = None) -> Floats:
-        """The logarithm of the probability of every class."""
+        """Return the logarithm of the probability of every class."""
         found: Floats = np.log(self.predict_proba(X, sites))
         return found
 
     def predict(self, X: Any, sites: Any = None) -> Any:
-        """The mean of y at each row, or the likeliest class."""
+        """Return the mean of y at each row, or the likeliest class; `sites` have their own models where they differ."""
         scores = self._scores(X, sites)
         if not _classifies(self):
             return expected(self._family(), scores)
         return self.classes_[(scores > 0).astype(np.intp) if scores.ndim == 1 else scores.argmax(1)]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Accuracy, R^2, or D^2, the share of deviance explained."""
+        """Return the accuracy, $R^2$, or $D^2$, the share of deviance explained."""
         name = self._family().name
         if name in DEVIANCES:
             return self._explained(X, y, sample_weight)
@@ -86,11 +113,10 @@ class _RowModel(Federated):
         return float(rule(y, self.predict(X), sample_weight=sample_weight))
 
     def _explained(self, X: Any, y: Any, sample_weight: Any) -> float:
-        """D^2: the share of the deviance of the model without columns that the model explains."""
+        """$D^2$: the share of the deviance of the model without columns that the model explains."""
         scores, kind = self._scores(X), self._family()
         assert isinstance(kind, Family)
-        matrix, where = inputs.table(self, X, reset=False)
-        _, offset = inputs.without_offset(matrix, self._given_names(), self.offset, self.exposure, where)
+        _, where, offset, _ = self._parts(X)
         y, weight = kind.as_rows(self._targets(y, where), inputs.sample_weights(sample_weight, len(scores), where))
         share, target = weight / weight.sum(), torch.from_numpy(y)
         null = first_level(kind, y, share, offset) + (0.0 if offset is None else offset)
@@ -132,7 +158,11 @@ class _RowModel(Federated):
 
 @dataclass(eq=False, repr=False)
 class FederatedGLM(_RowModel):
-    """A generalised linear model of rows that lie at several sites: mean loss + lam penalty(b), fitted exactly.
+    r"""Fit a generalised linear model to rows that lie at several sites, exactly: mean loss + lam penalty(b).
+
+    $$\min_{b, c} \sum_i w_i f_i(b, c) + \lambda\,\varphi(b),$$
+
+    where $f_i$ is the mean loss of the rows of site i, of scores $x^\top b + c$, and $w_i$ what the site counts.
 
     family:        "gaussian", "logistic", "binomial", "poisson", "negative-binomial", "gamma" or "huber";
                    FederatedCoxRegression is for times, FederatedOrdinalRegression for ordered labels.
@@ -189,11 +219,16 @@ class FederatedGLM(_RowModel):
 
 @dataclass(eq=False, repr=False)
 class FederatedLogisticRegression(_RowModel, AnyPenalty):
-    """Logistic regression, binary and multinomial: mean log-loss + lam penalty.
+    """Fit a logistic regression, binary or multinomial: mean log-loss + lam penalty.
 
     With standardize=False it is scikit-learn's LogisticRegression with C = 1 / (N lam): penalty="l1", "ridge" (its l2)
     or "elastic-net". The union of the sites' labels are the classes; a site may lack some. Other parameters: see
     `FederatedGLM`.
+
+    >>> import numpy as np
+    >>> X, y = np.arange(8.0)[:, None], ["no", "no", "yes", "no", "yes", "no", "yes", "yes"]
+    >>> FederatedLogisticRegression("ridge", 0.1).fit(X, y, sites=["a", "b"] * 4).predict([[0.0], [7.0]])
+    array(['no', 'yes'], dtype='<U3')
     """
 
     _kind = Bernoulli
@@ -201,7 +236,9 @@ class FederatedLogisticRegression(_RowModel, AnyPenalty):
 
 @dataclass(eq=False, repr=False)
 class FederatedLasso(_RowModel):
-    """Linear regression with an l1 penalty, |y - X b - c|^2 / (2 N) + lam |b|_1, as scikit-learn's Lasso(alpha=lam).
+    r"""Fit a linear regression with an l1 penalty, as scikit-learn's Lasso(alpha=lam).
+
+    $$\min_{b, c} \frac{1}{2N} \lVert y - X b - c \rVert^2 + \lambda \lVert b \rVert_1.$$
 
     With standardize=True the penalty is on the coefficients of the standardised columns, as in glmnet; coef_ and
     intercept_ are for the columns as they were given. The intercept is never penalised.
@@ -226,9 +263,10 @@ class FederatedLasso(_RowModel):
 
 @dataclass(eq=False, repr=False)
 class FederatedElasticNet(_RowModel):
-    """Linear regression with lam (l1_ratio |b|_1 + (1 - l1_ratio) |b|^2 / 2), as scikit-learn's ElasticNet(alpha=lam).
+    r"""Fit a linear regression with an elastic net, as scikit-learn's ElasticNet(alpha=lam).
 
-    The other parameters are those of `FederatedLasso`.
+    The penalty is $\lambda (r \lVert b \rVert_1 + (1 - r) \lVert b \rVert^2 / 2)$; $r$ is l1_ratio. The other
+    parameters are those of `FederatedLasso`.
     """
 
     lam: float = 0.01
@@ -240,7 +278,7 @@ class FederatedElasticNet(_RowModel):
 
 @dataclass(eq=False, repr=False)
 class FederatedLinearRegression(_RowModel, AnyPenalty):
-    """Least squares, unpenalised unless a penalty is named; see `FederatedGLM` for penalty, lam and groups."""
+    """Fit least squares, unpenalised unless a penalty is named; see `FederatedGLM` for penalty, lam and groups."""
 
     penalty: str | Regularizer = "none"
     _kind = Gaussian
@@ -248,9 +286,9 @@ class FederatedLinearRegression(_RowModel, AnyPenalty):
 
 @dataclass(eq=False, repr=False)
 class FederatedPoissonRegressor(_RowModel, AnyPenalty):
-    """Poisson regression of counts with a log link: mean half deviance + lam penalty.
+    r"""Fit a Poisson regression of counts with a log link: mean half deviance + lam penalty.
 
-    Half the deviance of a row with score s is exp(s) - y s + y log y - y.
+    Half the deviance of a row with score $s$ is $e^s - y s + y \log y - y$.
 
     With penalty="ridge" and standardize=False it is scikit-learn's PoissonRegressor(alpha=lam). See `FederatedGLM` for
     the parameters; score is the share of deviance explained.
@@ -261,11 +299,11 @@ class FederatedPoissonRegressor(_RowModel, AnyPenalty):
 
 @dataclass(eq=False, repr=False)
 class FederatedNegativeBinomialRegressor(_RowModel, AnyPenalty):
-    """Regression of counts that vary more than Poisson's: mean m = exp(score), variance m + dispersion m^2.
+    """Fit a regression of counts that vary more than Poisson's: mean $m = e^s$, variance $m + d m^2$.
 
-    The dispersion is estimated with the coefficients, by maximum likelihood, as in MASS::glm.nb, whose theta is
-    1 / dispersion. A ConvergenceWarning says that counts do not vary more than Poisson's. See `FederatedGLM` for the
-    parameters. Fitted: also dispersion_ and theta_.
+    $s$ is the score. The dispersion $d$ is estimated with the coefficients, by maximum likelihood, as in MASS::glm.nb,
+    whose theta is $1 / d$. A ConvergenceWarning says that counts do not vary more than Poisson's. See `FederatedGLM`
+    for the parameters. Fitted: also dispersion_ and theta_.
 
     >>> import numpy as np
     >>> X, y, hospital = np.arange(8.0)[:, None], [0, 3, 1, 0, 9, 2, 1, 8], ["a", "b"] * 4
@@ -278,10 +316,10 @@ class FederatedNegativeBinomialRegressor(_RowModel, AnyPenalty):
 
 @dataclass(eq=False, repr=False)
 class FederatedGammaRegressor(_RowModel, AnyPenalty):
-    """Gamma regression of positive numbers, such as costs, with a log link: mean half deviance + lam penalty.
+    r"""Fit a Gamma regression of positive numbers, such as costs, with a log link: mean half deviance + lam penalty.
 
-    Half the deviance of a row with score s is y exp(-s) + s - log y - 1. With penalty="ridge" and standardize=False it
-    is scikit-learn's GammaRegressor(alpha=lam). See `FederatedGLM` for the parameters.
+    Half the deviance of a row with score $s$ is $y e^{-s} + s - \log y - 1$. With penalty="ridge" and standardize=False
+    it is scikit-learn's GammaRegressor(alpha=lam). See `FederatedGLM` for the parameters.
     """
 
     _kind = Gamma
@@ -289,7 +327,7 @@ class FederatedGammaRegressor(_RowModel, AnyPenalty):
 
 @dataclass(eq=False, repr=False)
 class FederatedBinomialRegressor(_RowModel, AnyPenalty):
-    """Logistic regression of counts: y has two columns, successes and trials.
+    """Fit a logistic regression of counts: y has two columns, successes and trials.
 
     The fit is that of one row per trial: mean log-loss of trials + lam penalty. One column is a share of successes,
     whose trials are sample_weight. `predict` is the probability of a success. See `FederatedGLM` for the parameters.
@@ -305,12 +343,14 @@ class FederatedBinomialRegressor(_RowModel, AnyPenalty):
 
 @dataclass(eq=False, repr=False)
 class FederatedOrdinalRegression(ClassifierMixin, AnyPenalty):  # type: ignore[misc]
-    """Proportional odds for ordered labels: log-odds of y > k are <b, x> - thresholds_[k], as in MASS::polr.
+    r"""Fit proportional odds to ordered labels, as MASS::polr.
+
+    The log-odds of $y > k$ are $\langle b, x \rangle - \theta_k$.
 
     order: the labels from the lowest to the highest; default: that of an ordered pandas column, else by name or size.
 
-    Mean -log likelihood + lam penalty(b); thresholds are not penalised. Every label must occur, at some site. See
-    `FederatedGLM` for the other parameters. Fitted: also thresholds_ and classes_.
+    Mean -log likelihood + lam penalty(b); the thresholds $\theta_k$ are not penalised. Every label must occur, at some
+    site. See `FederatedGLM` for the other parameters. Fitted: also thresholds_ and classes_.
 
     >>> import numpy as np
     >>> X, y = np.arange(8.0)[:, None], ["low", "low", "high", "low", "mid", "high", "mid", "high"]
@@ -324,12 +364,12 @@ class FederatedOrdinalRegression(ClassifierMixin, AnyPenalty):  # type: ignore[m
     fit_intercept: ClassVar[bool] = True  # type: ignore[misc]  # no parameter
 
     def predict_proba(self, X: Any) -> Floats:
-        """The probability of every label, in the order of classes_."""
+        """Return the probability of every label, in the order of classes_."""
         scores, constants = self._scores(X), vars(self).get("constants_", ())
         return expected(self._family(), scores, constants)
 
     def predict(self, X: Any) -> Any:
-        """The likeliest label."""
+        """Return the likeliest label."""
         likeliest = self.predict_proba(X).argmax(1)
         return self.classes_[likeliest]
 
@@ -348,10 +388,11 @@ class FederatedOrdinalRegression(ClassifierMixin, AnyPenalty):  # type: ignore[m
 
 @dataclass(eq=False, repr=False)
 class FederatedHuberRegressor(_RowModel):
-    """Linear regression that outliers do not move: Huber's loss, with the scale sigma fitted too (`scale_`).
+    r"""Fit a linear regression that outliers do not move: Huber's loss, with the scale $\sigma$ fitted too (`scale_`).
 
-    mean(sigma + H(r / sigma) sigma), H(u) = u^2 up to epsilon, 2 epsilon |u| - epsilon^2 beyond; as scikit-learn's
-    HuberRegressor, whose alpha is N lam / 2 with penalty="ridge". sigma stays above a thousandth of the deviation of y:
+    The loss of a row with residual $r$ is $\sigma + \sigma H(r / \sigma)$, where $H(u) = u^2$ up to $\epsilon$ and
+    $2 \epsilon |u| - \epsilon^2$ beyond; as scikit-learn's HuberRegressor, whose alpha is N lam / 2 with
+    penalty="ridge". $\sigma$ stays above a thousandth of the deviation of y:
     where there are more columns than rows it would go to 0. See `FederatedGLM` for the other parameters.
     """
 
@@ -379,9 +420,10 @@ def warn_without_overdispersion(estimator: Any, rows: Rows) -> None:
 
 @dataclass(eq=False, repr=False)
 class FederatedCoxRegression(AnyPenalty):
-    """Proportional hazards h(t | x) = h_site(t) exp(<b, x>), every site with a baseline hazard of its own.
+    r"""Fit proportional hazards, every site with a baseline hazard of its own.
 
-    The partial likelihood is then a sum over sites, so that the fit is that of the stratified model on the pooled rows:
+    The hazard at site i is $h(t \mid x) = h_i(t)\, e^{\langle b, x \rangle}$. The partial likelihood is then a sum over
+    sites, so that the fit is that of the stratified model on the pooled rows:
     - log partial likelihood / N + lam penalty. y has two columns, time and event (1, or 0 where the time is censored);
     one column is a time that always ended in an event. A structured array is taken too, as scikit-survival has them: a
     boolean field is the event, the other one the time. Rows of one site are compared with each other only. What a row
@@ -402,22 +444,22 @@ class FederatedCoxRegression(AnyPenalty):
     fit_intercept: ClassVar[bool] = False  # type: ignore[misc]  # no parameter
 
     def predict(self, X: Any, sites: Any = None) -> Floats:
-        """The logarithm of the hazard ratio to the mean row of the fit, <b, x - mean>."""
+        r"""Return the logarithm of the hazard ratio to the mean row of the fit, $\langle b, x - \bar x \rangle$."""
         return self._scores(X, sites) - self.centre_
 
     def predict_hazard(self, X: Any, sites: Any = None) -> Floats:
-        """The hazard ratio to the mean row of the fit, exp(<b, x - mean>)."""
+        """Return the hazard ratio to the mean row of the fit."""
         return np.exp(self.predict(X, sites))
 
     def predict_survival(self, X: Any, times: Any, site: str | None = None) -> Floats:
-        """P(T > t | x) for every row and time, with the baseline hazard of `site` (Breslow's estimate): (N, times)."""
+        r"""Return $P(T > t \mid x)$ by rows and times, with the baseline hazard of `site` (Breslow's estimate)."""
         scores = self.predict(X, None if site is None else np.full(_num_samples(X), str(site)))
         if site is None and len(self.sites_) > 1:
             raise InputError(f"each site has a baseline hazard; say which: site={self.sites_[0]!r}, ...")
         name = str(self.sites_[0]) if site is None else str(site)
         if name not in self.sites_:
             raise InputError(f"unknown site {name!r}; the model knows {', '.join(self.sites_)}")
-        stratum, moments = self._without_strata(X)[1], np.asarray(times, float)
+        stratum, moments = self._parts(X)[3], np.asarray(times, float)
         cumulative = np.empty((len(scores), len(moments)))
         for label in [None] if stratum is None else np.unique(stratum):
             key = name if label is None else (name, str(label))
@@ -436,8 +478,6 @@ class FederatedCoxRegression(AnyPenalty):
 
         transform: of time, "km", "identity" or "log". Sites send a vector and three matrices, sums over events.
         """
-        from fednmap.estimators.inference import fitted_point
-
         check_is_fitted(self)
         if self.penalty != "none" or self.bounds is not None or self.site_effects != "none":
             raise InputError("expected a fit without penalty, bounds and site effects; the test is of its estimates")
@@ -450,19 +490,14 @@ class FederatedCoxRegression(AnyPenalty):
         return proportional_hazards(prepared.problem, point, estimator._names(), rows.y, transform)
 
     def score(self, X: Any, y: Any, sites: Any = None) -> float:
-        """Harrell's concordance, of pairs within a site and stratum: 1 where hazards order the events perfectly, 0.5 by
-        chance."""
+        """Return Harrell's concordance, of pairs within a site and stratum: 1 where hazards order the events perfectly,
+        0.5 by chance."""
         scores = self._scores(X, sites)
         where = divide(sites, len(scores))
-        y, stratum = self._targets(y, where), self._without_strata(X)[1]
-        part = (
-            where.of_row if stratum is None else where.of_row + len(where) * np.unique(stratum, return_inverse=True)[1]
-        )
-        ones = np.ones(len(scores))
-        sums = np.sum([concordance_sums(scores[r], y[r], ones[r]) for r in (part == k for k in np.unique(part))], 0)
-        if not sums[1] > 0:
-            raise InputError("no two rows of one site can be compared, so that there is no concordance")
-        return float(sums[0] / sums[1])
+        right, pairs, *_ = concordance(scores, self._targets(y, where), None, where.of_row, self._parts(X)[3])
+        if not pairs > 0:
+            raise InputError("expected rows of one site that can be compared, got none: there is no concordance")
+        return float(right / pairs)
 
     def _family(self) -> Response:
         return CoxResponse(self.ties)
@@ -479,22 +514,6 @@ class FederatedCoxRegression(AnyPenalty):
             )
         inputs.finite_targets(found, sites, *["start", "time", "event"][-found.shape[1] :])
         return np.roll(found, -1, 1) if found.shape[1] == 3 else found
-
-    def _without_strata(self, X: Any) -> tuple[Any, Any]:
-        if self.strata is None:
-            return X, None
-        if not hasattr(X, "columns"):
-            j, X = self.strata, np.asarray(X)
-            if isinstance(j, str | bool) or X.ndim != 2 or not -X.shape[1] <= j < X.shape[1]:
-                raise InputError(f"strata is {j!r}; give the number of a column of X, or a frame with names")
-            return np.delete(X, j, 1), np.array([as_word(v) for v in X[:, j].tolist()])
-        name = self.strata if isinstance(self.strata, str) else list(X.columns)[self.strata]
-        if name not in list(X.columns):
-            raise InputError(f"X has no column {name!r}, the strata; it has {some_of(list(map(str, X.columns)))}")
-        found = column(X[name])
-        if bool(missing(found).any()):
-            raise InputError(f"the strata {name!r} have no value in row {int(missing(found).argmax())}; leave it out")
-        return X[[other for other in X.columns if other != name]], np.array([as_word(v) for v in found])
 
     def _with_strata(self, y: Floats, stratum: Any) -> Floats:
         if stratum is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -184,8 +184,18 @@ def walk(
     )
 
 
-def path(estimator: Federated, rows: Rows, lambdas: int | Sequence[float]) -> RegularizationPath:
-    """The models at every lam, from lambda_max down."""
+def path(
+    self: Federated,
+    X: Any,
+    y: Any = None,
+    sites: Any = None,
+    sample_weight: Any = None,
+    *,
+    lambdas: int | Sequence[float] = 50,
+) -> RegularizationPath:
+    """Return the models at so many lam from lambda_max down, or at those given: all in the same rounds where the
+    penalty is l1, ridge, elastic-net, mcp or scad, else each begun where the one before ended."""
+    estimator, rows = self._reading(X, y, sites, sample_weight)
     prepared = estimator._prepare(rows)
     null = null_model(estimator, prepared)
     return walk(estimator, prepared, grid(estimator, rows, lambdas, prepared, null), null)

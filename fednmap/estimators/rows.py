@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from sklearn.utils import get_tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, column_or_1d, validate_data
 
-from fednmap.names import InputError, is_number
+from fednmap.names import InputError, is_number, some_of
 from fednmap.tables.table import Sites, column, divide
 
 if TYPE_CHECKING:
@@ -72,66 +73,59 @@ def no_site_of_one(sites: Sites) -> None:
         )
 
 
-def table(estimator: Any, X: Any, sites: Any = None, *, reset: bool) -> tuple[Any, Sites]:
-    """X as finite float64, dense or CSR, with the estimator's names of columns set or compared; and the rows' sites."""
-    if estimator.formula is not None:
-        X = _by_formula(estimator, X)
+def table(estimator: Any, X: Any, sites: Any = None, *, reset: bool, least: int = 1) -> tuple[Any, Sites]:
+    """X as finite float64, dense or CSR, with the estimator's names of columns set or compared; and the rows' sites.
+
+    least: columns at least.
+    """
+    X = X if estimator.formula is None else estimator.formula_.frame(X)
     thin = "csr" if get_tags(estimator).input_tags.sparse else False
     if "columns" in dir(X):
         _columns_of_numbers(X)
-    X = validate_data(
-        estimator, X, reset=reset, accept_sparse=thin, dtype=np.float64, ensure_all_finite=False, ensure_min_samples=1
-    )
+    options = {"accept_sparse": thin, "dtype": np.float64, "ensure_all_finite": False, "ensure_min_features": least}
+    X = validate_data(estimator, X, reset=reset, **options)
     if sparse.issparse(X):
         X = sparse.csr_array(X)
         X.sum_duplicates()
     where = divide(sites, X.shape[0])
     values = X.data if sparse.issparse(X) else X
     if not max(values.max(initial=0.0), -values.min(initial=0.0)) <= LARGEST:  # also for NaN
-        raise _not_finite(X, values, estimator._given_names(), where)
+        raise _not_finite(X, values, estimator._names(), where)
     return X, where
 
 
-def _by_formula(estimator: Any, X: Any) -> Any:
-    """The columns of the estimator's formula, and that of offsets."""
-    found = estimator.formula_.frame(X)
-    name = estimator.offset if estimator.exposure is None else estimator.exposure
-    if name is None:
-        return found
-    if not isinstance(name, str):
-        raise InputError(f"expected the name of a column with a formula, got {name!r} as offset or exposure")
-    return found.assign(**{name: column(X[name])})
+def without(X: Any, which: str | int, what: str) -> tuple[Any, Any]:
+    """X without a column, by name or number, and that column; what: what it is for, in messages."""
+    named = isinstance(X, Mapping) or "columns" in dir(X)
+    X = X if named else sparse.csr_array(X) if sparse.issparse(X) else np.asarray(X)
+    if not named and X.ndim != 2:
+        return X, None  # refused as it is
+    names: Any = list(X) if isinstance(X, Mapping) else list(X.columns) if named else range(X.shape[-1])
+    if named and isinstance(which, str) and which not in names:
+        raise InputError(f"X has no column {which!r}, the {what}; it has {some_of(list(map(str, names)))}")
+    if not (named and isinstance(which, str)):
+        if isinstance(which, str | bool) or not -len(names) <= which < len(names):
+            raise InputError(f"the {what} is column {which!r}; X has {len(names)} columns, give one by name or number")
+        which = names[which]
+    others = [name for name in names if name != which]
+    if not named:
+        return X[:, others], X[:, [which]].toarray()[:, 0] if sparse.issparse(X) else X[:, which]
+    found = column(X[which])
+    if not others:
+        return np.empty((len(found), 0)), found
+    return {name: X[name] for name in others} if isinstance(X, Mapping) else X[others], found
 
 
-def without_offset(
-    X: Any, names: list[str], offset: str | int | None, exposure: str | int | None, sites: Sites
-) -> tuple[Any, Floats | None]:
-    """X without the column of offsets, and these; the offset of an exposure is its logarithm."""
-    j = offset_column(names, offset, exposure)
-    if j is None:
-        return X, None
-    found: Floats = (X[:, [j]].toarray() if sparse.issparse(X) else X[:, [j]])[:, 0]
+def offsets(found: Any, sites: Sites, *, exposure: bool) -> Floats:
+    """What is added to the score of each row: numbers as they are, or the logarithm of an exposure."""
+    name = "exposure" if exposure else "offset"
+    found = targets(found, len(sites.of_row))
+    finite_targets(found, sites, f"the {name}")
     wrong = np.flatnonzero(found <= 0)
-    if offset is None and len(wrong):
+    if exposure and len(wrong):
         row = int(wrong[0])
         raise InputError(f"the exposure is {found[row]:g} in row {row}{sites.at(row)}; give numbers above 0")
-    return X[:, [k for k in range(len(names)) if k != j]], found if exposure is None else np.log(found)
-
-
-def offset_column(names: list[str], offset: str | int | None, exposure: str | int | None) -> int | None:
-    """The number of the column that is an offset or an exposure; None where there is none."""
-    if offset is not None and exposure is not None:
-        raise InputError("expected an offset or an exposure, got both; the offset of an exposure is its logarithm")
-    name = exposure if offset is None else offset
-    if name is None:
-        return None
-    if isinstance(name, str):
-        if name not in names:
-            raise InputError(f"X has no column {name!r}, the offset or exposure; it has {', '.join(names[:20])}")
-        return names.index(name)
-    if isinstance(name, bool) or not isinstance(name, int | np.integer) or not -len(names) <= name < len(names):
-        raise InputError(f"the offset or exposure is column {name!r}; X has {len(names)} columns, give one by name")
-    return int(name) % len(names)
+    return np.asarray(np.log(found)) if exposure else np.asarray(found)
 
 
 def _columns_of_numbers(X: Any) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from fednmap.estimators.base import Federated, warn_unconverged
+from fednmap.estimators.base import Federated, is_whole, warn_unconverged
 from fednmap.estimators.path import is_ridge, path
 from fednmap.estimators.penalties import weighted
-from fednmap.estimators.rows import Floats, Rows
+from fednmap.estimators.rows import Floats
 from fednmap.names import InputError
 from fednmap.report.data_table import DataTable
 
@@ -43,7 +44,17 @@ class Stability:
 
 
 def stability(
-    estimator: Federated, rows: Rows, times: int, most: int | None, threshold: float, lambdas: int, random_state: int
+    self: Federated,
+    X: Any,
+    y: Any = None,
+    sites: Any = None,
+    sample_weight: Any = None,
+    *,
+    times: int = 100,
+    most: int | None = None,
+    threshold: float = 0.75,
+    lambdas: int = 50,
+    random_state: int = 0,
 ) -> Stability:
     """Return how often each column is among the first `most` that enter the path of half the rows of every site.
 
@@ -55,6 +66,9 @@ def stability(
 
     Reference: Meinshausen and Buehlmann, Stability selection, JRSS B 2010, theorem 1.
     """
+    if not is_whole(times, 2):
+        raise InputError(f"times is {times!r}; give a number of halves, at least 2, such as 100")
+    estimator, rows = self._reading(X, y, sites, sample_weight)
     if not 0.5 < threshold <= 1:
         raise InputError(f"threshold is {threshold!r}; it must lie above 0.5 and be at most 1, such as 0.75")
     if not weighted(estimator.penalty) or is_ridge(estimator):
@@ -75,7 +89,7 @@ def stability(
         place = np.arange(len(order)) - first
         half = rows.some(np.sort(order[place < np.maximum(rows.sites.sizes // 2, 1)[rows.sites.of_row[order]]]))
         estimator._check(half.y, half.sites)
-        found = path(estimator, half, lambdas)
+        found = path(estimator, half, lambdas=lambdas)
         converged.append(found.converged)
         ever = np.logical_or.accumulate((found.coefs[..., judged] != 0).any(1))
         few = np.flatnonzero(ever.sum(1) <= most)

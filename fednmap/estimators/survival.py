@@ -153,6 +153,13 @@ def concordance_sums(scores: Floats, y: Floats, weight: Floats) -> Floats:
     return np.array([right.sum() / 2, pairs.sum() / 2, right @ right, right @ pairs, pairs @ pairs])
 
 
+def concordance(scores: Floats, y: Floats, weight: Floats | None, *parts: Any) -> Floats:
+    """Return `concordance_sums` over all rows; those that differ in one of `parts`, unless it is None, are no pair."""
+    _, part = np.unique(np.column_stack([p for p in parts if p is not None]), axis=0, return_inverse=True)
+    weight, each = np.ones(len(y)) if weight is None else weight, [part.ravel() == k for k in range(part.max() + 1)]
+    return np.asarray(np.sum([concordance_sums(scores[r], y[r], weight[r]) for r in each], 0))
+
+
 def proportional_hazards(f: Cox, point: Floats, names: Any, y: Floats, transform: str) -> DataTable:
     """Return the score test of coefficients that change with g(t), by column and for all, as R's cox.zph.
 

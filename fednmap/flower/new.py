@@ -59,9 +59,11 @@ def write(folder: Path, template: str = "plain") -> None:
         # how real machines are set up is the same, but for the file
         real = readme.partition(REAL)[2].replace(NODE, NODE + FILE)
         readme, ignored = _template("tables/README.md.in") + REAL + real, ignored + "data/\n"
+        from fednmap.estimators.fit_config import LOCAL
         from fednmap.estimators.handshake import RemoteFitConfig
 
-        settings, place = _settings((RemoteFitConfig, FederationSettings), FIRST_TABLE | run, ALWAYS), "tables/"
+        known = RemoteFitConfig, FederationSettings
+        settings, place = _settings(known, FIRST_TABLE | run, (*ALWAYS, *LOCAL)), "tables/"
         _made_up_tables(folder / "data", FIRST["names"].split(","))
     else:
         settings, place = METHOD + _settings((FederationSettings, Config), FIRST | run, ELSEWHERE), ""

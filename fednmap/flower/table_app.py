@@ -30,7 +30,7 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from fednmap.estimators import fitted_model
-from fednmap.estimators.fit_config import assignments, estimator_of, listed, with_weight
+from fednmap.estimators.fit_config import LOCAL, assignments, listed, with_weight
 from fednmap.estimators.handshake import (
     AFTER,
     POINTS,
@@ -42,7 +42,6 @@ from fednmap.estimators.handshake import (
     reply,
     side,
 )
-from fednmap.estimators.penalties import GROUPED, penalty_name
 from fednmap.estimators.remote import RemoteRows
 from fednmap.estimators.rows import Floats
 from fednmap.flower import client as plain
@@ -87,9 +86,7 @@ def read(run_config: Mapping[str, Any]) -> tuple[RemoteFitConfig, FederationSett
     federation = FederationSettings.make(**own)
     given |= {name: assignments(given[name]) for name in ("penalty_factor", "bounds") if name in given}
     task = RemoteFitConfig.make(**with_weight(given))
-    used: dict[str, Any] = {"offset": task.offset, "exposure": task.exposure, "formula": task.formula}
-    used |= {"entry": task.entry, "strata": task.strata}
-    alone = [name for name, value in used.items() if value is not None]
+    alone = [name for name in LOCAL if getattr(task, name) != RemoteFitConfig.model_fields[name].default]
     alone += [f"family {task.family}"] if task.family not in FAMILIES else []
     if alone:
         raise InputError(f"{alone[0]} is for `fednmap fit` in one process; a fit between machines does not have it yet")
@@ -251,49 +248,25 @@ def fit(grid: Grid, task: RemoteFitConfig, federation: FederationSettings) -> di
 
 
 def _fit(folder: RunFolder, known: Agreement, remote: RemoteRows, began: float) -> dict[str, Any]:
-    task, rows, errors = known.task, remote.rows(), None
-    terms = known.preprocessor.groups()
-    by_column: dict[str, Any] = {"groups": terms if penalty_name(task.penalty) in GROUPED else None}
-    by_column |= {"penalty_factor": task.factors(known.names, terms), "bounds": task.limits(known.names, terms)}
-    estimator = estimator_of(task, task.choice(), {}, known.classes, by_column)
+    task, (mean, spread) = known.task, remote.moments()
+    estimator = task.estimator(known.preprocessor, known.classes)
     estimator.feature_names_in_, estimator.n_features_in_ = np.array(known.names, object), len(known.names)
     if known.classes:
         estimator.classes_ = np.array(known.classes)
-    estimator.fit(rows)
-    path = estimator.path_ if task.choice() else estimator.path(rows) if task.path else None
-    if task.penalty == "none" or task.cov_type is not None:
-        try:
-            errors = estimator.inference(rows, cov_type=task.cov_type)
-        except InputError as error:
-            log.warning("no standard errors: %s", error)
-    coef, level = np.atleast_2d(estimator.coef_), np.atleast_1d(np.asarray(estimator.intercept_, float))
-    mean, deviation = remote.moments()
-    model = fitted_model.FittedModel(
-        task.family,
-        " and ".join(task.goals),
-        tuple(known.names),
-        coef,
-        -coef @ mean if task.family == "cox" else level,  # hazards are relative to the mean row
-        known.classes,
+    return fitted_model.fit_into(
+        folder,
+        task,
+        estimator,
         known.preprocessor,
-        tuple(vars(estimator).get("constants_", ())),
-    )
-    about = fitted_model.about(folder, task, "own", estimator, simulated=False)
-    fitted_model.save(folder.path, about, model)
-    found = model.coefficient_table(path, errors)
-    fitted_model.write_tables(folder.path, found, path, estimator if task.choice() else None, about["lam"], deviation)
-    if errors is not None:
-        write_atomically(folder.path / "summary.txt", f"{errors.summary()}\n".encode())
-    lam = "-" if about["lam"] is None else f"{about['lam']:.4g}"
-    lines = [
-        f"{task.family}, penalty {task.penalty}, lam {lam}, objective {estimator.objective_:.6g}",
-        f"between machines: {estimator.n_iter_} rounds",
-    ]
-    fitted_model.write_page(folder, model, estimator, {"Coefficients": found}, lines)
-    closing = fitted_model.finish(folder, model, estimator, about["lam"], time.monotonic() - began)
-    folder.write_checksums()
-    folder.write_checksums("report.html")
-    return closing
+        known.classes,
+        (remote.rows(),),
+        data="own",
+        began=began,
+        mean=mean,
+        spread=spread,
+        say=log.info,
+        warn=log.warning,
+    )[0]
 
 
 def _about(known: Agreement) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from fednmap.tables.statistics import (
     answer,
     by_site,
     carry,
-    matched,
+    known_values,
     order_statistics,
 )
 from fednmap.tables.table import Column, SiteError, Table, is_words, missing, table
@@ -188,21 +188,12 @@ class FederatedFormula(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         pandas, formulaic = _packages()
         columns = {}
         for name in parsed.variables:
-            values, s = rows[name], known[name]
-            gaps = missing(values)
+            s, gaps = known[name], missing(rows[name])
             if bool(gaps.any()):
                 message = f"{rows.where}column {name!r} has no value in row {int(gaps.argmax())}; leave the row out"
                 raise SiteError(message, "gaps", name)
-            if s.kind == "number":
-                if is_words(values):
-                    raise SiteError(f"{rows.where}column {name!r} holds words; numbers are needed", "words", name)
-                columns[name] = values
-                continue
-            words = matched(values, s.levels)
-            if unknown := [word for word in words if word not in s.levels]:
-                message = f"{rows.where}column {name!r} has the level {unknown[0]!r}, which no site had"
-                raise SiteError(message, "unknown-level", name)
-            columns[name] = pandas.Categorical(words, list(s.levels))
+            values = known_values(s, rows)
+            columns[name] = values if s.kind == "number" else pandas.Categorical(values, list(s.levels))
         state = {key: dict(value) for key, value in known_state.items()}
         spec = formulaic.ModelSpec(formula=parsed.right, transform_state=state, na_action="ignore")
         frame = pandas.DataFrame(columns, index=range(rows.rows))

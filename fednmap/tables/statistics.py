@@ -304,8 +304,7 @@ class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[mi
         found = []
         for s in self.statistics_:
             parts = [given(t[s.column]) for t in tables] if s.kind == "number" and s.missing else [np.zeros(0)]
-            values = np.concatenate(parts)
-            if len(values):
+            if len(values := np.concatenate(parts)):
                 median = self.impute == "median"
                 fill = np.quantile(values, 0.5, method="inverted_cdf") if median else values.mean()
                 s = replace(s, fill=float(fill))
@@ -372,8 +371,11 @@ def _is_number(name: str, parts: Mapping[str, Any]) -> bool:
     return not words
 
 
-def _encoded(s: Statistic, rows: Table, standardize: bool) -> list[Floats]:
-    """The columns that one column becomes."""
+def known_values(s: Statistic, rows: Table) -> Column:
+    """Return a column as the statistic has it: numbers with NaN, or words of its levels with None for a gap.
+
+    Raises SiteError for words where numbers were, and for a level that no site had.
+    """
     values, column = rows[s.column], f"{rows.where}column {s.column!r}"
     gaps = missing(values)
     if s.kind == "number":
@@ -381,21 +383,26 @@ def _encoded(s: Statistic, rows: Table, standardize: bool) -> list[Floats]:
             row = int((~gaps).argmax())
             message = f"{column} has {values[row]!r} in row {row}; the model knows numbers there"
             raise SiteError(message, "words", s.column)
-        filled = np.where(gaps, s.fill, np.nan if is_words(values) else values)
-        filled = (filled - s.mean) / s.scale if standardize else filled
-        return [filled, gaps.astype(float)] if s.flagged else [filled]
+        return np.full(len(values), np.nan) if is_words(values) else values
     found = matched(values, s.levels)
     for row, word in enumerate(found):
         if word is not None and word not in s.levels:
-            raise SiteError(
-                f"{column} has the level {word!r} in row {row}, which no site had; known are "
-                f"{', '.join(s.levels[:12])}",
-                "unknown-level",
-                s.column,
-            )
-        if word is None and not s.flagged:
-            message = f"{column} has no value in row {row}, and no site had gaps there; fill it"
-            raise SiteError(message, "gaps", s.column)
-    words = np.array(found, object)
-    columns = [(words == level).astype(float) for level in s.levels[1:]]
-    return [*columns, np.array([word is None for word in words], float)] if s.flagged else columns
+            levels = ", ".join(s.levels[:12])
+            message = f"{column} has the level {word!r} in row {row}, which no site had; known are {levels}"
+            raise SiteError(message, "unknown-level", s.column)
+    return np.array(found, object)
+
+
+def _encoded(s: Statistic, rows: Table, standardize: bool) -> list[Floats]:
+    """The columns that one column becomes."""
+    values = known_values(s, rows)
+    gaps = missing(values)
+    flags = [gaps.astype(float)] if s.flagged else []
+    if s.kind == "number":
+        filled = np.where(gaps, s.fill, values)
+        return [(filled - s.mean) / s.scale if standardize else filled, *flags]
+    if bool(gaps.any()) and not s.flagged:
+        row = int(gaps.argmax())
+        message = f"{rows.where}column {s.column!r} has no value in row {row}, and no site had gaps there; fill it"
+        raise SiteError(message, "gaps", s.column)
+    return [*((values == level).astype(float) for level in s.levels[1:]), *flags]

@@ -3,7 +3,9 @@
 import json
 import shutil
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -72,31 +74,42 @@ def first(n):
     return lambda rows: rows.some(slice(0, n))
 
 
+PAGE = Path(__file__).parents[2] / "docs" / "disclosure.md"
+LEVEL, MERGE = "min-level-count = 5", 'min-level-count = 5\nsmall-levels = "merge"'
+FOLDS, QUESTIONS = {"cv": "4"}, 'questions = ["columns", "deviations", "target", "agree"]'
+
+
+def documented(attack, rules, printed, code):
+    """The row of an attack is on the page as it is printed."""
+    row = f"| {attack} | `{rules}` | {printed} | `{code}` |"
+    assert row in PAGE.read_text().splitlines(), row
+
+
 @pytest.mark.parametrize(
-    ("rules", "change", "settings", "code", "words"),
+    ("attack", "rules", "change", "settings", "code"),
     [
-        ("min-rows = 5", first(2), {}, "rule-rows", "the site has fewer rows than its rules ask for"),
-        ("min-rows = 5", first(3), {"impute": "median"}, "rule-rows", "fewer rows"),
-        ("min-level-count = 5", with_levels("Miller"), {}, "rule-level", "'ecg' has a level, class or gap in too few"),
-        ('min-level-count = 5\nsmall-levels = "merge"', with_levels("Miller"), {}, "rule-level", "'ecg' has a level"),
-        ("max-parameters-per-row = 0.1", None, {}, "rule-parameters", "the model has too many parameters"),
-        ('columns = ["age", "outcome"]', None, {}, "rule-column", "do not allow column 'sex'; exclude the column"),
-        ('columns = ["age", "sex"]', None, {}, "rule-column", "do not allow column 'outcome'"),
-        ('questions = ["columns", "target"]', None, {}, "rule-question", "do not allow this question"),
-        ('questions = ["columns", "deviations", "target", "agree"]', None, {}, "rule-question", "this question"),
-        ("max-points = 3", None, {}, "rule-points", "rules allow no further model"),
-        ("min-effective-rows = 60", None, {}, "rule-few-rows", "the answer would rest on too few rows"),
-        ("min-rows = 15", None, {"cv": "4"}, "rule-rows", "fewer rows"),  # 10 rows of 40 are held out
-        ("min-level-count = 8", None, {"cv": "4"}, "rule-level", "has a level, class or gap in too few rows"),
-        ("min-effective-rows = 12", None, {"cv": "4"}, "rule-few-rows", "rest on too few rows"),
-        ("max-epsilon = 1.0", None, {}, "rule-budget", "the privacy budget of the site does not allow this"),
-        ("min-rows = many", None, {}, "rules", "the rules of the site cannot be read"),
-        ("min-row = 5", None, {}, "rules", "the rules of the site cannot be read"),
+        ("the sums of two rows", "min-rows = 5", first(2), {}, "rule-rows"),
+        ("the median of three rows", "min-rows = 5", first(3), {"impute": "median"}, "rule-rows"),
+        ("a level with one patient", LEVEL, with_levels("Miller"), {}, "rule-level"),
+        ("", MERGE, with_levels("Miller"), {}, "rule-level"),
+        ("a model with as many parameters as rows allow", "max-parameters-per-row = 0.1", None, {}, "rule-parameters"),
+        ("a column for which nobody asked the site", 'columns = ["age", "outcome"]', None, {}, "rule-column"),
+        ("", 'columns = ["age", "sex"]', None, {}, "rule-column"),
+        ("", 'questions = ["columns", "target"]', None, {}, "rule-question"),
+        ("a question that the site does not answer", QUESTIONS, None, {}, "rule-question"),
+        ("gradients at more and more models", "max-points = 3", None, {}, "rule-points"),
+        ("a gradient that rests on few rows", "min-effective-rows = 60", None, {}, "rule-few-rows"),
+        ("", "min-rows = 15", None, FOLDS, "rule-rows"),  # 10 rows of 40 are held out
+        ("a fold in which a level is rare", "min-level-count = 8", None, FOLDS, "rule-level"),
+        ("the sums of a small fold, by difference", "min-effective-rows = 12", None, FOLDS, "rule-few-rows"),
+        ("exact answers beyond a privacy budget", "max-epsilon = 1.0", None, {}, "rule-budget"),
+        ("", "min-rows = many", None, {}, "rules"),
+        ("a rule that is misspelt", "min-row = 5", None, {}, "rules"),
     ],
 )
-def test_refused_at_the_site_with_a_code(tmp_path, caplog, rules, change, settings, code, words):
+def test_refused_at_the_site_with_a_code(tmp_path, caplog, attack, rules, change, settings, code):
     run, sent = fit(tmp_path, rules, change, **SICK, **settings)
-    with pytest.raises(InputError, match=words) as error:
+    with pytest.raises(InputError) as error:
         run()
     assert str(error.value).startswith("zug")
     assert "\n" not in str(error.value)
@@ -105,6 +118,28 @@ def test_refused_at_the_site_with_a_code(tmp_path, caplog, rules, change, settin
     assert last["items"][0]["value"] == code
     assert "rules of this site" in caplog.text
     assert not any("Miller" in reply for reply in [*sent, str(error.value)])
+    if attack:
+        documented(attack, rules, error.value, code)
+
+
+def test_forged_statistics_are_refused(tmp_path):
+    """A number as a category would be counted value by value: the server offers an agreement of its own making."""
+    forge, negotiate = {"kind": "category", "levels": ("40.0", "41.0")}, table_app.negotiate
+
+    def forged(task):
+        known = yield from negotiate(task)
+        statistics = [replace(s, **forge) if s.column == "age" else s for s in known.statistics]
+        return known.model_copy(update={"statistics": tuple(statistics)})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table_app, "negotiate", forged)
+        run, _ = fit(tmp_path, "", **SICK)
+        with pytest.raises(InputError) as error:
+            run()
+    name = next(site for site in NAMES if site in str(error.value))
+    last = logs(tmp_path / "s")[name][-1]
+    assert last["items"][0]["value"] == "settings"
+    documented("forged statistics: a number as a category", "none needed", error.value, "settings")
 
 
 def test_small_levels_are_merged_into_one_if_the_site_says_so(tmp_path):
@@ -202,8 +237,10 @@ def test_fits_that_differ_in_one_row_are_refused(tmp_path):
     for k, change in enumerate((lambda rows: rows.some(slice(0, rows.rows - 1)), with_outcome_of_first_changed)):
         other = {"run_folder": str(tmp_path / f"run-{k}")}
         again, sent = fit(tmp_path, "min-effective-rows = 5", change, **SICK, **other)
-        with pytest.raises(InputError, match="zug: the answer would rest on too few rows for the site's rules"):
+        with pytest.raises(InputError) as error:
             again()
+        attack = ("a second fit without one row", "a second fit with one changed outcome")[k]
+        documented(attack, "min-effective-rows = 5", error.value, "rule-few-rows")
         *earlier, last = [words for words in sent if "proof" not in words and "'name': 'zug'" not in words]
         assert not earlier  # its first answer
         assert "rule-few-rows" in last

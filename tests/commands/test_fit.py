@@ -14,9 +14,11 @@ from safetensors.torch import load_file
 import fednmap
 from fednmap.estimators import (
     FederatedCoxRegression,
+    FederatedGLM,
     FederatedLasso,
     FederatedLogisticRegression,
     FederatedOrdinalRegression,
+    evaluate,
     fitted_model,
 )
 from fednmap.runs.folder import RunFolder
@@ -39,7 +41,7 @@ def test_a_fit_with_names_path_and_choice(command, hospitals):
     assert "outcome = sick" in out
     run = hospitals.parent / "run"
     assert {p.name for p in run.iterdir()} == {
-        *("model.json", "coefficients.csv", "path.csv", "path.png", "cv.csv", "cv.png", "report.html"),
+        *("model.json", "coefficients.csv", "path.csv", "path.png", "cv.csv", "cv.png", "report.html", "model_card.md"),
         *("run.toml", "environment.json", "metrics.csv", "results.json", "models", ".lock", "SHA256SUMS"),
     }
     page = (run / "report.html").read_text()
@@ -97,7 +99,7 @@ def test_ordered_labels(command, hospitals, order):
     shares = np.column_stack([said[f"P({label})"] for label in alone.classes_])
     assert shares == pytest.approx(alone.predict_proba(X)[where == "bern"], abs=1e-6)
     code, _, err = command(*words, "--positive", "a", "--quiet")
-    assert (code, "expected --positive with family logistic, got family ordinal" in err) == (2, True)
+    assert (code, "expected --positive with family logistic or cox, got family ordinal" in err) == (2, True)
 
 
 def lower_median(values):
@@ -126,6 +128,8 @@ def test_rows_that_are_held_out_do_not_fill_gaps(command, hospitals, impute, fil
         impute,
         "--cv",
         "leave-one-site-out",
+        "--evaluate",
+        "leave-one-site-out",
         "--tol-absolute",
         1e-9,
         "--quiet",
@@ -152,6 +156,8 @@ def test_rows_that_are_held_out_do_not_fill_gaps(command, hospitals, impute, fil
     said = pl.read_csv(hospitals.parent / "run" / "cv.csv")
     assert said.columns == ["lam", "mean", "se", *sites]
     assert said["mean"].to_numpy() == pytest.approx(losses, rel=1e-7)
+    found = {row["measure"]: row["value"] for row in pl.read_csv("run/evaluation.csv").to_dicts()}
+    assert found["squared error"] == pytest.approx(2 * losses.min(), rel=1e-6)
 
 
 NAMES = ["pulse [/min]", "x [mg/dl]", "[bold]y[/bold]", ":warning:", "<b>z & 1", "$x_1^$", 'a, "b"']
@@ -239,6 +245,30 @@ def test_errors_of_several_classes_and_of_huber(command, hospitals, target, fami
         assert row["standard error"] > 0
 
 
+@pytest.mark.parametrize(("labels", "more"), [(("no", "yes"), ()), (("alive", "dead"), ("--positive", "dead"))])
+def test_events_in_words(command, hospitals, labels, more):
+    words = (
+        "fit",
+        "--data",
+        f"csv:{hospitals}",
+        "--time",
+        "time",
+        "--event",
+        "event",
+        "--exclude",
+        "outcome",
+        "--json",
+    )
+    numbers = json.loads(command(*words, "--out", "numbers")[1])["coefficients"]
+    for path in hospitals.iterdir():
+        frame = pl.read_csv(path)
+        frame.with_columns(event=pl.Series([labels[v] for v in frame["event"]])).write_csv(path)
+    assert json.loads(command(*words, *more, "--out", "run")[1])["coefficients"] == numbers
+    if more:
+        code, _, err = command(*words, "--quiet", "--out", "other")
+        assert (code, "1 or 0 is needed, yes or no, or --positive LABEL" in err) == (2, True)
+
+
 @pytest.mark.filterwarnings("default:expected linearly independent columns")
 def test_columns_that_cannot_be_told_apart_are_named_and_the_rest_is_written(command, hospitals):
     """Two pressures that lack in the same rows: their indicators are one column twice."""
@@ -271,6 +301,7 @@ MISTAKES = [
     (["--target", "age", "--cv", "5", "--penalty", "none"], "penalty 'none' has no weight to choose"),
     (["--target", "age", "--family", "logistic"], "'age' has 300 different values; logistic tells classes apart"),
     (["--target", "outcome", "--out", "hospitals/zug.csv"], "zug.csv is a file; name a folder with --out"),
+    (["--target", "age", "--evaluate", "leave-out"], "expected --evaluate as a number of folds or leave-one-site-out"),
     (["--target", "outcome", "--mu", "0.1"], "expected --mu with --site-effects sparse, got none"),
     (["--target", "outcome", "--categorical", "eec"], "'eec' is to be categorical, and no site has such a column"),
     (["--target", "pressure"], "the target 'pressure' has no value in row"),
@@ -420,7 +451,7 @@ def test_the_modelled_label_is_chosen_and_printed(command, hospitals):
 NOT_POSITIVE = [
     (["--target", "outcome", "--positive", "ill"], "got 'ill'; 'outcome' has healthy, sick"),
     (["--target", "ecg", "--positive", "a"], "expected positive to be one of two labels, got 'a'; 'ecg' has a, b, c"),
-    (["--target", "age", "--positive", "a"], "expected --positive with family logistic, got family gaussian"),
+    (["--target", "age", "--positive", "a"], "expected --positive with family logistic or cox, got family gaussian"),
 ]
 
 
@@ -594,4 +625,37 @@ def test_cox_with_strata_and_intervals_of_time(command, tmp_path):
         assert code == 0, err
         assert fednmap.load(tmp_path / f"RUN{k}").coef[0] == pytest.approx(model.coef_, rel=1e-6)
     code, _, err = command("fit", "--data", f"csv:{folder}", "--target", "died", "--strata", "ward")
-    assert (code, "expected --entry and --strata with family cox" in err) == (2, True)
+    assert (code, "expected --strata with family cox" in err) == (2, True)
+
+
+@pytest.mark.parametrize("family", ["logistic", "cox", "gaussian"])
+def test_predictions_of_rows_that_were_held_out(command, hospitals, family):
+    """On the terminal, the page, the model card and in a file: what `evaluate` finds."""
+    goals = {"logistic": ("--target", "outcome"), "cox": ("--time", "time", "--event", "event")}
+    words = (*goals.get(family, ("--target", "age")), "--penalty", "ridge", "--lam", 0.1)
+    drop = ",".join({"time", "event", "outcome", "pressure"} - {*words})  # pressure has gaps: see below
+    code, out, err = command(
+        "fit", "--data", f"csv:{hospitals}", *words, "--exclude", drop, "--evaluate", 4, "--out", "run"
+    )
+    assert (code, "evaluation: 4" in err) == (0, True)
+    run = hospitals.parent / "run"
+    found = {row["measure"]: row for row in pl.read_csv(run / "evaluation.csv").to_dicts()}
+    first = {"logistic": "AUC", "cox": "concordance", "gaussian": "squared error"}[family]
+    card = (run / "model_card.md").read_text()
+    for text in (out, (run / "report.html").read_text(), card):
+        assert "calibration slope" in text
+        assert f"{found[first]['value']:.4g}" in text
+    assert (run / "evaluation.png").exists() == (family != "cox")
+    assert "`fednmap fit --data" in card
+    assert "40 rows" not in card
+    assert "300 rows of 4 sites" in card
+    assert "| zug | 40 |" in card
+    if family == "gaussian":
+        sites = read_sites(f"csv:{hospitals}", drop.split(","))
+        features = {name: t.without(["age"]) for name, t in sites.items()}
+        preprocessor = FederatedPreprocessor().fit(features)
+        X = np.concatenate([preprocessor.transform(t) for t in features.values()])
+        y = np.concatenate([t["age"] for t in sites.values()])
+        where = np.repeat([*sites], [t.rows for t in sites.values()])
+        alone = FederatedGLM("gaussian", "ridge", 0.1).fit(X, y, where)
+        assert found[first]["value"] == pytest.approx(evaluate(alone, X, y, where, cv=4).squared_error, rel=1e-5)

@@ -100,7 +100,10 @@ def test_trials(command, clinics):
         (("--target", "visits", "--exposure", "days"), "there is no column 'days'"),
         (("--target", "visits", "--exposure", "taken", "--family", "poisson"), "exposures must be above 0"),
         (("--target", "visits", "--family", "gamma"), "a Gamma target must be above 0"),
-        (("--target", "pain", "--order", "low,mid", "--family", "ordinal"), "expected order to name every label once"),
+        (
+            ("--target", "pain", "--order", "low,mid", "--family", "ordinal"),
+            "expected order to name every label of 'pain'",
+        ),
     ],
 )
 def test_mistakes_are_one_line(command, clinics, words, message):

@@ -104,8 +104,8 @@ def test_far_scores_keep_their_digits():
     [
         (np.column_stack([TIME, TIME, EVENT]), {}, "expected start < time"),
         (np.column_stack([TIME] * 4), {}, "or three, start, stop and event"),
-        (np.column_stack([TIME, EVENT]), {"strata": "ward"}, "give the number of a column of X, or a frame"),
-        (np.column_stack([TIME, EVENT]), {"strata": 3}, "give the number of a column of X, or a frame"),
+        (np.column_stack([TIME, EVENT]), {"strata": "ward"}, "give one by name or number"),
+        (np.column_stack([TIME, EVENT]), {"strata": 3}, "give one by name or number"),
     ],
 )
 def test_what_is_no_interval_and_no_stratum_is_refused(y, given, words):

@@ -126,6 +126,44 @@ def test_the_lam_that_was_chosen_is_used():
     assert found.squared_error == pytest.approx(2 * model.cv_mean_[k], rel=1e-4)
 
 
+def test_trials_have_the_measures_of_a_row_for_each():
+    trials = 1 + np.arange(N) % 4
+    y = np.column_stack([rng.binomial(trials, 1 / (1 + np.exp(-SCORE))), trials])
+    model = FederatedBinomialRegressor("ridge", 0.1).fit(X, y, SITE)
+    found, p = evaluate(model, X, y, SITE), model.predict(X).repeat(trials)
+    each = np.concatenate([np.arange(n) < successes for successes, n in y])
+    assert found.squared_error == pytest.approx(brier_score_loss(each, p))
+    assert found.auc.value == pytest.approx(roc_auc_score(each, p))
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6, 1e9])
+def test_the_unit_of_the_target_does_not_matter(unit):
+    y = TARGETS["gaussian"] * unit
+    model = FederatedGLM("gaussian", "ridge", 0.3).fit(X[HALF], y[HALF], SITE[HALF])
+    found = evaluate(model, X[~HALF], y[~HALF] + 30 * unit, SITE[~HALF])  # far from what was fitted
+    one = evaluate(fitted("gaussian"), X[~HALF], TARGETS["gaussian"][~HALF] + 30, SITE[~HALF])
+    assert found.slope == pytest.approx(one.slope, rel=1e-5)
+    assert np.array(found.intercept) / unit == pytest.approx(one.intercept, rel=1e-5)
+
+
+def test_what_is_infinite_or_cannot_be_measured_is_nan():
+    """One class only, classes that the score separates, counts of 0 alone, a site without events."""
+    model, score = fitted("logistic"), fitted("logistic").decision_function(X)
+    one = TARGETS["logistic"] == "sick"
+    found = evaluate(model, X[one], TARGETS["logistic"][one], SITE[one])
+    assert found.auc is None
+    assert np.isnan([*found.slope, *found.intercept]).all()
+    found = evaluate(model, X, np.where(score > 0, "sick", "healthy"), SITE)
+    assert found.auc == (1, 1, 1)
+    assert np.isnan(found.slope.value)
+    assert np.isnan(evaluate(fitted("poisson"), X, np.zeros(N), SITE).slope.value)
+    times = np.column_stack([TIMES[:, 0], TIMES[:, 1] * (SITE != "chur")])
+    cox = FederatedCoxRegression("ridge", 0.3).fit(X, times, SITE)
+    some = SITE != "chur"
+    assert evaluate(cox, X, times, SITE).concordance == evaluate(cox, X[some], times[some], SITE[some]).concordance
+    assert np.isnan(evaluate(cox, X[~some], times[~some], SITE[~some]).concordance.value)
+
+
 def test_concordance_is_that_of_all_pairs_and_its_error_the_jackknifes():
     model = FederatedCoxRegression("ridge", 0.3).fit(X, TIMES, SITE)
     found = evaluate(model, X, TIMES, SITE)
@@ -190,21 +228,31 @@ def test_a_group_of_one_class_can_be_drawn(tmp_path):
 R = """
 suppressMessages(library(survival))
 d <- read.csv("d.csv")
-c <- concordance(Surv(time, event) ~ score + strata(site), d, reverse = TRUE)
-cat(format(c(c$concordance, sqrt(c$var)), digits = 15))
+y <- with(d, if (any(start > 0)) Surv(start, time, event) else Surv(time, event))
+c <- concordance(y ~ score + strata(site), d, weights = weight, reverse = TRUE)
+f <- coxph(y ~ score + strata(site), d, weights = weight, robust = FALSE)
+cat(format(c(c$concordance, sqrt(c$var), coef(f), sqrt(f$var)), digits = 15))
 """
 
 
 @pytest.mark.slow
-def test_concordance_is_that_of_r(tmp_path):
+@pytest.mark.parametrize("case", ["plain", "weights", "ties", "start"])
+def test_concordance_and_slope_are_those_of_r(tmp_path, case):
     rscript = shutil.which("Rscript")
     if rscript is None:
         pytest.skip("needs Rscript with survival")
-    model = FederatedCoxRegression("ridge", 0.3).fit(X, TIMES, SITE)
-    rows = np.column_stack([TIMES, model.predict(X, SITE), np.unique(SITE, return_inverse=True)[1]])
-    np.savetxt(tmp_path / "d.csv", rows, delimiter=",", fmt="%.17g", header="time,event,score,site", comments="")
+    weight = 1.0 + np.arange(N) % 4 if case == "weights" else np.ones(N)
+    times = TIMES.copy()
+    if case == "ties":
+        times[:, 0] = np.ceil(3 * times[:, 0])
+    start = np.where(case == "start", 0.5 * TIMES[:, 0] * (np.arange(N) % 2), 0.0)
+    y = np.column_stack([start, times]) if case == "start" else times
+    model = FederatedCoxRegression("ridge", 0.3).fit(X, y, SITE)
+    rows = np.column_stack([start, times, model.predict(X), np.unique(SITE, return_inverse=True)[1], weight])
+    head = "start,time,event,score,site,weight"
+    np.savetxt(tmp_path / "d.csv", rows, delimiter=",", fmt="%.17g", header=head, comments="")
     (tmp_path / "run.R").write_text(R)
     done = subprocess.run([rscript, "run.R"], cwd=tmp_path, check=True, capture_output=True, text=True)
-    found = evaluate(model, X, TIMES, SITE).concordance
-    expected = [float(word) for word in done.stdout.split()]
-    assert [found.value, (found.high - found.value) / 1.959963984540054] == pytest.approx(expected, rel=1e-9)
+    found = evaluate(model, X, y, SITE, weight)
+    ours = [[f.value, (f.high - f.value) / 1.959963984540054] for f in (found.concordance, found.slope)]
+    assert np.ravel(ours) == pytest.approx([float(word) for word in done.stdout.split()], rel=1e-7)

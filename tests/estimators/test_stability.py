@@ -27,7 +27,7 @@ def test_halves_have_half_of_every_site(monkeypatch):
 
     seen = []
     whole = stability.path
-    monkeypatch.setattr(stability, "path", lambda e, rows, lam: (seen.append(rows), whole(e, rows, lam))[1])
+    monkeypatch.setattr(stability, "path", lambda e, rows, **lam: (seen.append(rows), whole(e, rows, **lam))[1])
     uneven = np.where(np.arange(120) < 21, 0, np.where(np.arange(120) < 60, 1, 2))
     FederatedLasso().stability(X, Y, uneven, times=3, lambdas=5)
     assert [rows.sites.sizes.tolist() for rows in seen] == [[10, 19, 30]] * 3

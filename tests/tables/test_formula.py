@@ -142,7 +142,7 @@ def test_gaps_new_levels_and_rows_beyond_the_bounds(rows):
     fitted = FederatedFormula("bs(age, 4) + sex").fit(d, sites=site)
     for change, message in (
         ({"age": 300.0}, "extrapolation='extend'"),
-        ({"sex": "x"}, "has the level 'x', which no site had"),
+        ({"sex": "x"}, "has the level 'x' in row 0, which no site had"),
         ({"age": np.nan}, "column 'age' has no value in row 0"),
     ):
         with pytest.raises(InputError, match=message):
