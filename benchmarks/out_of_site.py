@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fednmap.data.hospital_files import hospital_files
+from fednmap.data.heart_disease import hospital_files
 from fednmap.estimators import FederatedLogisticRegressionCV, evaluate
 from fednmap.report.data_table import DataTable
 from fednmap.tables import FederatedPreprocessor, read_sites
