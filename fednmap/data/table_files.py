@@ -64,7 +64,8 @@ def csv(
     x, values = [torch.from_numpy(part[1]) for part in parts], [part[2] for part in parts]
     y = targets(paths, values, regression)
     owners, others = parts[0][3], parts[-1][3]
-    clients, test_clients, sites = None, None, ()
+    clients, test_clients = None, None
+    sites: tuple[str, ...] = ()
     if owners is not None:
         names, ids = np.unique(owners, return_inverse=True)
         clients, sites = torch.from_numpy(ids), tuple(map(str, names))
