@@ -38,10 +38,7 @@ def curves(series: Sequence[Series]) -> tuple[dict[str, Any], int]:
             line = {"panel": panel, "method": k, "name": _text(one.label), "y": _short(y.mean(0))}
             line |= {"x": {axis: _short(values) for axis, values in x.items()}}
             lines.append(line | ({"low": _short(y.min(0)), "high": _short(y.max(0))} if len(y) > 1 else {}))
-    panels = [
-        {"title": q.html or _text(q.axis), "label": _text(q.label), "log": q.log and positive(series, q.key)}
-        for q in shown
-    ]
+    panels = [{"title": q.html or _text(q.axis), "log": q.log and positive(series, q.key)} for q in shown]
     longest = max((len(c["round"]) for s in series for c in s.trials), default=0)
     return {"panels": panels, "lines": lines}, max(0, longest - points)
 
@@ -82,14 +79,10 @@ def _picture(model: Model) -> Values | None:
 
 def _mosaic(filters: Values) -> Values:
     """The filters in rows, with a line of nothing between them."""
-    count, height, width = filters.shape
-    columns = int(np.ceil(np.sqrt(count)))
-    rows = -(-count // columns)
-    picture = np.zeros((rows * (height + 1) - 1, columns * (width + 1) - 1))
-    for k, one in enumerate(filters):
-        top, left = k // columns * (height + 1), k % columns * (width + 1)
-        picture[top : top + height, left : left + width] = one
-    return picture
+    columns = int(np.ceil(np.sqrt(len(filters))))
+    padded = np.pad(filters, ((0, -len(filters) % columns), (0, 1), (0, 1)))
+    rows = padded.reshape(-1, columns, *padded.shape[1:]).swapaxes(1, 2)  # row, line, column, place
+    return rows.reshape(-1, columns * padded.shape[2])[:-1, :-1]
 
 
 def _text(words: str) -> str:

@@ -93,7 +93,7 @@ def _notes(folders: Sequence[RunFolder], left_out: int) -> list[str]:
         notes += [f"{r['method']}: {r['error']}" for r in done if "error" in r]
         notes += [f"{folder.path.resolve().name}: {line}" for line in folder.damages()]
     said = [current(from_toml(folder.path / "run.toml"), Config.RENAMED, None) for folder in folders]
-    names = dict.fromkeys(name for values in said for name in values if name != "algorithms")
+    names = dict.fromkeys(name for values in said for name in values if name not in ("algorithms", "labels"))
     differ = [name for name in names if any(values.get(name) != said[0].get(name) for values in said)]
     if differ:
         words = (f"{name} ({', '.join(str(values.get(name, '-')) for values in said)})" for name in differ)

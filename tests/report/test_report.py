@@ -446,12 +446,12 @@ def test_in_a_browser(browser, large, tmp_path):
     assert drawn(browser) == 45  # what was hidden stays hidden
     last = browser.execute_script("const x = document.getElementById('curves').data[0].x; return x[x.length - 1]")
     assert last == pytest.approx(40)
-    press("psi, |F_nat|^2 linear")
+    press("linear axes")
     kinds = (
         "const l = document.getElementById('curves')._fullLayout; return [l.yaxis.type, l.yaxis2.type, l.yaxis3.type]"
     )
     until(lambda: browser.execute_script(kinds) == ["linear", "linear", "linear"])
-    press("psi, |F_nat|^2 log")
+    press("log axes")
     until(lambda: browser.execute_script(kinds) == ["log", "log", "linear"])
 
     def column(k):
