@@ -21,6 +21,7 @@ from fednmap.runs.process_pool import Interrupted
 from fednmap.simulation import Record, Round
 
 PLAIN_SECONDS = 5.0  # between lines where there is no terminal
+PATIENCE = 1.0  # seconds after which a line says what is waited for
 
 
 def describe(record: Record, width: int = 200) -> str:
@@ -103,7 +104,7 @@ def _named(what: RunInfo) -> str:
 @contextmanager
 def waiting(line: str, quiet: bool = False) -> Iterator[None]:
     """Print the line on stderr if what follows takes longer than a second."""
-    timer = Timer(1.0, lambda: console(stderr=True).print(line, highlight=False))
+    timer = Timer(PATIENCE, lambda: console(stderr=True).print(line, highlight=False))
     timer.daemon = True
     if not quiet:
         timer.start()

@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ import fednmap
 from fednmap import cli
 from fednmap.cli import COMMANDS, LazyCommand
 from fednmap.names import FOREIGN, InputError
-from fednmap.report.progress import Bar, Lines
+from fednmap.report.progress import Bar, Lines, waiting
 from fednmap.runs.atomic_files import FolderError
 from fednmap.runs.execution import RunInfo
 from fednmap.runs.folder import Job
@@ -211,7 +212,16 @@ def test_the_bar_fits_80_columns_with_its_counter_and_time(method, rounds):
         assert word in line
 
 
-def test_the_bar_calls_a_method_by_its_label():
+def test_what_takes_long_is_announced_unless_quiet(monkeypatch, capsys):
+    monkeypatch.setattr("fednmap.report.progress.PATIENCE", 0.01)
+    with waiting("loading digits"):
+        time.sleep(0.3)
+    with waiting("loading digits", quiet=True):
+        time.sleep(0.3)
+    assert capsys.readouterr().err == "loading digits\n"
+
+
+def test_lines_call_a_method_by_its_label():
     from rich.console import Console
 
     lines = Lines(Console(file=io.StringIO()))

@@ -8,8 +8,7 @@ pytest.importorskip("flwr")
 
 from flower_grid import Federation
 
-from fednmap.flower import masking
-from fednmap.flower import audit_log
+from fednmap.flower import audit_log, masking
 from fednmap.flower.audit_log import AuditRow, logs, of_run, rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:flwr")
