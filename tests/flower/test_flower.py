@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 
 from fednmap import simulate
 from fednmap.algorithms import ALGORITHMS, FedNMap
+from fednmap.commands import flower
 from fednmap.flower import loopback, new, roster
 from fednmap.flower.launch import Launcher
 from fednmap.flower.settings import client_name, read
@@ -753,8 +754,38 @@ def test_up_does_not_continue_what_is_running(tmp_path, command):
         assert code == 2
         assert "is in use by another run" in err
         code, _, err = command("flower", "up", "--resume", tmp_path / "run", "--rounds", 10)
-        assert (code, err) == (2, "fednmap: --resume takes the settings of its folder; leave the other options out\n")
+        due = "--resume takes those of its folder, but for --deadline and --min-clients; leave out --rounds"
+        assert (code, err) == (2, f"fednmap: {due}\n")
         assert everything(tmp_path / "run") == before
+
+
+def test_options_of_a_continued_run_count_or_are_refused(tmp_path, command, monkeypatch):
+    Federation(tmp_path, data="digits", rounds=1).start()
+    seen = []
+    monkeypatch.setattr(flower, "_trial", lambda config, federation, *_, **__: seen.append(federation) or {})
+    monkeypatch.setattr(flower, "_closing", lambda *_: None)
+    for words in (("up", "--resume", tmp_path / "run"), ("resume", tmp_path / "run")):
+        code, _, err = command("flower", *words, "--deadline", 30, "--min-clients", 2)
+        assert code == 0, err
+        assert (seen[-1].deadline, seen[-1].min_clients, seen[-1].resume) == (30, 2, True)
+        code, _, err = command("flower", *words, "--min-clients", 9)
+        assert (code, err) == (2, "fednmap: min-clients is 9, and 4 of 4 clients are drawn in a round\n")
+    for option in (["--out", "x"], ["--measure-stationarity"], ["--secagg-threshold", 2], ["--pin-on-first-use"]):
+        code, _, err = command("flower", "up", "--resume", tmp_path / "run", *option)
+        assert code == 2
+        assert err.endswith(f"leave out {option[0]}\n")
+    new.write(tmp_path / "app")
+    command("flower", "up", "--app", tmp_path / "app", "--deadline", 30)
+    assert (seen[-1].deadline, seen[-1].resume) == (30, False)
+    code, _, err = command("flower", "up", "--app", tmp_path / "app", "--rounds", 30)
+    assert err.endswith("leave out --rounds\n")
+
+
+def test_the_run_of_an_app_is_not_continued_as_a_trial(tmp_path, command):
+    Federation(tmp_path, rounds=1).start()
+    code, _, err = command("flower", "resume", tmp_path / "run")
+    assert code == 2
+    assert f"continue it with fednmap flower up --app APP --resume {tmp_path / 'run'}" in err
 
 
 @pytest.mark.parametrize(
