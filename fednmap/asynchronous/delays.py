@@ -107,7 +107,8 @@ def factors(spec: str | None, n: int | None, seed: int = 0) -> Values:
 
 
 def _numbers(spec: str, name: str, text: str) -> tuple[float, ...]:
-    least, default, _ = choose("delays", name, {**DISTRIBUTIONS, "trace": None})
+    choose("delays", name, dict.fromkeys([*DISTRIBUTIONS, "trace"]))
+    least, default, _ = DISTRIBUTIONS[name]
     try:
         values = tuple(float(word) for word in text.split(",")) if text else ()
     except ValueError:
