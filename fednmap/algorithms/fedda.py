@@ -62,7 +62,7 @@ class FedDA(Algorithm):
         convex(self)
 
     def init(self, start: Tensor) -> tuple[Server, NoState]:
-        return self.Server(start, start.new_zeros((), dtype=torch.float64)), NoState()
+        return self.Server(start, torch.zeros((), dtype=torch.float64, device="cpu")), NoState()
 
     def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Up, NoState]:
         z_i, step = down.z, LocalSteps(self.eta_a, g)
