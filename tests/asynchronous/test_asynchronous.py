@@ -422,7 +422,7 @@ def test_traces(tmp_path):
         (lambda: Asynchronous(STEP, staleness=-1), "staleness to be an integer of at least 0"),
         (lambda: Asynchronous(FedNMap), "expected a method with a server, such as .*got FedNMap"),
         (lambda: Asynchronous(Decentralized(NormED(PHI), Ring(6))), "expected a method with a server"),
-        (lambda: Asynchronous(FedNMap(PHI, forget=0.5)), "does not tell how far.*forget = 0"),
+        (lambda: Asynchronous(FedNMap(PHI, forget=0.5)), "does not determine how far.*forget = 0"),
         (lambda: Asynchronous(SCAFFOLD()), "the uplink of SCAFFOLD does not tell"),
         (lambda: Asynchronous(CompressedFedNMap(PHI)), "CompressedFedNMap"),
         (lambda: Asynchronous(FedDR(PHI)), "FedDR"),
