@@ -106,6 +106,8 @@ def skip(app: object, what: str, name: str, thing: object, skipped: bool, option
         return True
     field = type(thing).__name__ == "_tuplegetter"  # of a NamedTuple, whose signature names them all
     if isinstance(thing, type) and "." in thing.__qualname__:  # the state of the method that another one wraps
+        if name == "State":  # of a decentralized method: what its nodes keep
+            return True
         here = app.env.temp_data.get("autodoc:class")  # type: ignore[attr-defined]
         if here and thing.__qualname__.rpartition(".")[0] != here:
             return True

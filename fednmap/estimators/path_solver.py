@@ -1,5 +1,5 @@
-"""Minimise f(x) + l1 |w|_1 + l2 |w|^2 / 2 for one pair (l1, l2) or a batch of them, in few rounds; l1 may be a weight for
-every coefficient.
+"""Minimise f(x) + l1 |w|_1 + l2 |w|^2 / 2 for one pair (l1, l2) or a batch of them, in few rounds; l1 may be a weight
+for every coefficient.
 
 A round sends points to the sites and their gradients back, as every round here does; with several penalties it carries
 a point of each that has not ended, so that a whole path takes about as many rounds as one fit, and a site goes through

@@ -423,7 +423,7 @@ def test_traces(tmp_path):
         (lambda: Asynchronous(FedNMap), "expected a method with a server, such as .*got FedNMap"),
         (lambda: Asynchronous(Decentralized(NormED(PHI), Ring(6))), "expected a method with a server"),
         (lambda: Asynchronous(FedNMap(PHI, forget=0.5)), "does not determine how far.*forget = 0"),
-        (lambda: Asynchronous(SCAFFOLD()), "the uplink of SCAFFOLD does not tell"),
+        (lambda: Asynchronous(SCAFFOLD()), "the uplink of SCAFFOLD does not determine"),
         (lambda: Asynchronous(CompressedFedNMap(PHI)), "CompressedFedNMap"),
         (lambda: Asynchronous(FedDR(PHI)), "FedDR"),
         (lambda: Asynchronous(FedNewton(PHI)), "FedNewton"),
