@@ -20,7 +20,7 @@ from fednmap.regularizers import Zero
 from fednmap.regularizers.parameters import below_one, nonnegative
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Averaging(Algorithm):
     """Local SGD whose changes are averaged: what the methods of this file share."""
 
@@ -57,7 +57,7 @@ class Averaging(Algorithm):
         return self.Server(server.x + self.eta_s * up.change)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FedAvg(Averaging):
     r"""FedAvg solves $\min f(x)$, up to a bias of order $\eta_a$ on heterogeneous clients.
 
@@ -77,7 +77,7 @@ class FedAvg(Averaging):
     """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FedProx(Averaging):
     r"""FedProx solves $\min f(x)$, up to a bias on heterogeneous clients.
 
@@ -105,7 +105,7 @@ class FedProx(Averaging):
         return self.Up(y - down.x), client
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PrunedFedAvg(Averaging):
     """PrunedFedAvg runs FedAvg and prunes its model: what people do instead of a composite method.
 
