@@ -11,7 +11,7 @@ from itertools import takewhile
 
 MACROS = {"prox": r"\operatorname{prox}", "mean": r"\operatorname{mean}", "sign": r"\operatorname{sign}"}
 """What formulas may use beyond LaTeX; and phi is written as on our pages."""
-ARGUMENT = re.compile(r"^(\w+):\s+(\S.*)$")
+ARGUMENT = re.compile(r"^(\w+(?:, \w+)*):\s+(\S.*)$")  # one name, or several that share an explanation
 CODE = r"``[^`]+``|`[^`]+`"
 FORMULA = r"(?<![\w\\$])\$[^\s$`](?:[^$`]*[^\s$`\\])?\$(?![\w$])"  # not $5 and $6, nor $HOME/$USER
 AS_WRITTEN = re.compile(f"({CODE}|{FORMULA})")
@@ -53,7 +53,8 @@ def rewritten(lines: list[str]) -> list[str]:
         elif found := ARGUMENT.match(line):
             more = _indented(lines[k + 1 :], indent)
             text = " ".join([found[2], *(part.strip() for part in more if part.strip())])
-            out += ["", f"``{found[1]}``", f"    {escaped(text)}", ""]
+            names = ", ".join(f"``{name}``" for name in found[1].split(", "))
+            out += ["", names, f"    {escaped(text)}", ""]
             k += 1 + len(more)
         elif indent and line.strip():  # an aside that is set apart stands as it is written
             block = _indented(lines[k:], 0)
