@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,7 +19,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from fednmap.flower import wire
-from fednmap.flower.identity import Identities, KnownKeys, challenge
+from fednmap.flower.identity import Identities, KnownKeys
 from fednmap.flower.plan import Point
 from fednmap.flower.preflight import Site, mismatches, usual, versions
 from fednmap.flower.settings import FederationSettings, client_name
@@ -203,7 +204,7 @@ class Roster:
             self._check_keys(self.identities.read())
         new = {str(node): node for node in sorted(online - self._asked)}
         if new:
-            nonces = {label: challenge() for label in new}
+            nonces = {label: secrets.token_hex(32) for label in new}
             found = self.ask(new, MessageType.QUERY, lambda label: _hello(start=False, nonce=nonces[label]), HELLO)
             self._asked |= {new[label] for label in found.replies.keys() | found.errors.keys()}
             for label, content in found.replies.items():

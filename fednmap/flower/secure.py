@@ -14,6 +14,7 @@ import ast
 import hashlib
 import logging
 import secrets as random
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,7 +102,7 @@ class SecureSum:
 
         like: a vector as it is expected; its shapes count.
         """
-        whole = Exchange()
+        whole, spent = Exchange(), dict[str, float]()
 
         def ask(
             stage: str,
@@ -118,7 +119,9 @@ class SecureSum:
 
             some = {name: nodes[name] for name in (self.roster.names[i] for i in clients)}
             kind_of_message, seconds = (kind, self.roster.deadline) if vectors else (f"train.{stage}", BRIEF)
+            began = time.monotonic()
             found = self.roster.ask(some, kind_of_message, order, seconds)
+            spent[stage] = spent.get(stage, 0.0) + time.monotonic() - began
             whole.wire_down += found.wire_down
             whole.wire_up += found.wire_up
             if vectors:
@@ -158,6 +161,7 @@ class SecureSum:
             public = {i: ready.keys[i].mask[k * KEY : (k + 1) * KEY] for i in sealed}
             levels = masking.proved(masking.uncover(total, masked, public, dealt, enough))
             self.ready = ready if masked.keys() == clients else None
+            log.info("secure sum of %s: %s", ticket, ", ".join(f"{stage} {v:.2f} s" for stage, v in spent.items()))
             return Sum(names, mean_of(levels, quantised, len(names), like), whole)
         except InputError as error:
             log.warning("secure sum of %s: %s", ticket, error)

@@ -18,7 +18,7 @@ from fednmap.core import Oracle, ProblemInfo
 from fednmap.data.clients import ClientData, Pairs, tensor
 from fednmap.data.records import Records
 from fednmap.names import InputError, choose
-from fednmap.problems.minibatch import BLOCK, blocks, by_step, reshuffled, sample_numbers
+from fednmap.problems.minibatch import BLOCK, Draw, blocks, by_step, reshuffled_numbers, sample_numbers
 
 Weight = float | Tensor
 Samples = tuple[Tensor, Tensor, Weight]
@@ -167,7 +167,8 @@ class FiniteSum(ClientSum):
         super().__init__(given, weights, row_weights(sample_weights, given))
         self.batch_size, self.seed = batch_size, seed
         self.minibatches, self.local_steps = minibatches, local_steps
-        rules = {REPLACEMENT: sample_numbers, RESHUFFLE: reshuffled(local_steps)}
+        reshuffled = partial(reshuffled_numbers, local_steps=local_steps)
+        rules: dict[str, Draw] = {REPLACEMENT: sample_numbers, RESHUFFLE: reshuffled}
         self._draw = choose("minibatches", minibatches, rules)
         self._row_bytes = given.row_bytes
         self._shares = row_shares(self._sizes, self._counts)

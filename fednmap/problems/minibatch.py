@@ -80,11 +80,6 @@ def seeded(number: int, device: torch.device) -> Iterator[None]:
             restore(state)
 
 
-def reshuffled(local_steps: int | None) -> Draw:
-    """Return the rule of `reshuffled_numbers` for rounds of so many local steps; None: every round begins an epoch."""
-    return partial(reshuffled_numbers, local_steps=local_steps)
-
-
 def reshuffled_numbers(
     seed: int, clients: Numbers, t: int, steps: Numbers, batch: int, sizes: Numbers, *, local_steps: int | None
 ) -> Numbers:

@@ -269,9 +269,7 @@ def channels_last(v: Tensor) -> Tensor:
     return v.to(memory_format=torch.channels_last)
 
 
-def contiguous(v: Tensor) -> Tensor:
-    """As torch has it by default, for modules that use `view`."""
-    return v.contiguous()
+contiguous = Tensor.contiguous  # as torch has it by default, for modules that use `view`
 
 
 def batch_norm_layers(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:

@@ -179,12 +179,16 @@ def threshold(a: Tensor, total: float) -> Tensor:
     """Return the tau with sum_j max(a_j - tau, 0) = total on each row, of shape (..., 1); total > 0.
 
     The sum is convex, decreasing and piecewise linear in tau, so Newton's method from the left is
-    monotone and drops coordinates for good: it ends when no row drops one. A sort would do it in one
-    pass that costs more than all the iterations.
+    monotone and drops coordinates for good: it ends when no row drops one. Elsewhere than on the CPU, where
+    each iteration would wait for the device, tau is the largest of (a_(1) + ... + a_(k) - total) / k, by a sort.
 
     Reference: Michelot, A finite algorithm for finding the projection of a point onto the canonical
     simplex of R^n, JOTA 1986.
     """
+    if a.device.type != "cpu":
+        sums = a.sort(-1, descending=True).values.cumsum(-1)
+        ranks = torch.arange(1, a.shape[-1] + 1, device=a.device)
+        return ((sums - total) / ranks).amax(-1, keepdim=True)
     count = a.new_full((*a.shape[:-1], 1), a.shape[-1])
     tau = (a.sum(-1, keepdim=True) - total) / count
     while True:

@@ -330,7 +330,7 @@ def test_a_run_folder_continues_to_the_same_bits(tmp_path):
     part = fednmap.run(asynchronous, PROBLEM, rounds=60, folder=tmp_path / "part", checkpoint_every=10)
     assert torch.equal(part.x, whole.x)
     assert part.final["virtual_time"] == whole.final["virtual_time"]
-    with pytest.raises(InputError, match="window"):
+    with pytest.raises(InputError, match="holds another run: algorithm is"):
         fednmap.run(Asynchronous(STEP, delays="pareto:1.2", window=2), PROBLEM, rounds=70, folder=tmp_path / "part")
 
 
