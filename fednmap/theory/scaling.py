@@ -42,9 +42,7 @@ class Speedup:
         """Whether linear speedup is seen: the whole interval at or below -1/2."""
         if self.high <= LINEAR:
             return "linear speedup is seen"
-        return (
-            "linear speedup is not seen" if self.low > LINEAR else "undecided: more trials or a wider sweep would tell"
-        )
+        return "linear speedup is not seen" if self.low > LINEAR else "undecided: use more trials or a wider sweep"
 
     @property
     def steps(self) -> tuple[float, ...]:
@@ -74,7 +72,8 @@ class Speedup:
             f"{self.verdict}; " + ("no saturation in the sweep" if at is None else f"saturates at {name} = {at}"),
         ]
         if linear_until is not None:
-            lines.append(f"theory (rounds_to, constants 1): linear up to about {name} = {linear_until:.3g}")
+            expected = f"linear up to about {name} = {linear_until:.3g}" if linear_until >= 1 else "not linear"
+            lines.append(f"theory (rounds_to, constants 1): {expected}")
         return lines
 
 
