@@ -245,8 +245,11 @@ class PartialMinimum:
             curve = (weight * site.family.curvature(eta + a, y)).sum(0).clamp_min(1e-300) + pull
             limit = torch.inf if isinstance(site.family, Gaussian) else LONGEST * 2.0**k
             step = a - torch.where(curve < torch.inf, slope / curve, slope.sign() * limit).clamp(-limit, limit)
-            a = torch.where((step > low) & (step < high), step, torch.where(slope == 0, a, (low + high) / 2))
-        self._first[i][-1] = float(a[0])
+            a = torch.where(
+                (step > low) & (step < high), step, torch.where((slope == 0) | (step == a), a, (low + high) / 2)
+            )
+        if math.isfinite(float(a[0])):
+            self._first[i][-1] = float(a[0])
         return torch.cat([torch.zeros_like(points), a[:, None]], 1)
 
     def _minimiser(self, i: int, b: Floats, k: int) -> Floats:

@@ -284,6 +284,19 @@ def test_uplinks_are_gradients_and_bounded(family, effects):
         assert np.abs(f.site_gradients(10 * x)).max() <= 0.01 * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("effects", ["intercepts", "random"])
+def test_a_site_finds_its_intercepts_at_points_of_which_one_has_its_own_already(effects):
+    X, y, where = rows()
+    model = FederatedGLM("logistic", "l1", site_effects=effects, mu=0.01)
+    f = model._prepare(model._read(X, y["logistic"], where, None)).problem
+    points = torch.from_numpy(np.random.default_rng(0).normal(size=(6, f.dim)))
+    each = torch.cat([f._intercepts(1, x[None]) for x in points])
+    for first in range(6):
+        order = [first, *(k for k in range(6) if k != first)]
+        f._intercepts(1, points[[first]])
+        assert f._intercepts(1, points[order]).numpy() == pytest.approx(each[order].numpy(), abs=1e-9)
+
+
 def test_an_infinite_weight_is_the_joint_model_and_a_large_one_the_intercepts():
     X, y, where = rows()
     plain = FederatedGLM("logistic", "l1", 0.01, site_effects="intercepts", **TIGHT).fit(X, y["logistic"], where)
