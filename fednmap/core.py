@@ -177,6 +177,11 @@ class Algorithm(ABC):
     """The regularizer that the method minimises with f; Zero() for smooth methods."""
     Client: ClassVar[type[Any]] = NoState  # where a method does not declare its own
 
+    def __repr__(self) -> str:
+        """Return the class with its arguments; keyword-only options that have their default are left out."""
+        shown = [f for f in fields(cast(Any, self)) if not f.kw_only or getattr(self, f.name) != f.default]
+        return f"{type(self).__qualname__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"
+
     @property
     def name(self) -> str:
         """The name of the method in messages and run folders."""

@@ -1,4 +1,4 @@
-"""FedAvg, and two methods made of it: FedProx holds the local models back, PrunedFedAvg prunes the result.
+"""FedAvg, FedProx with a proximal term in the local problem, and PrunedFedAvg, which prunes the result.
 
 McMahan, Moore, Ramage, Hampson and Aguera y Arcas, Communication-Efficient Learning of Deep Networks from
 Decentralized Data, AISTATS 2017. Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, Federated Optimization in
@@ -20,7 +20,7 @@ from fednmap.regularizers import Zero
 from fednmap.regularizers.parameters import below_one, nonnegative
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Averaging(Algorithm):
     """Local SGD whose changes are averaged: what the methods of this file share."""
 
@@ -57,7 +57,7 @@ class Averaging(Algorithm):
         return self.Server(server.x + self.eta_s * up.change)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FedAvg(Averaging):
     r"""FedAvg solves $\min f(x)$, up to a bias of order $\eta_a$ on heterogeneous clients.
 
@@ -77,7 +77,7 @@ class FedAvg(Averaging):
     """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FedProx(Averaging):
     r"""FedProx solves $\min f(x)$, up to a bias on heterogeneous clients.
 
@@ -105,11 +105,11 @@ class FedProx(Averaging):
         return self.Up(y - down.x), client
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PrunedFedAvg(Averaging):
     """PrunedFedAvg runs FedAvg and prunes its model: what people do instead of a composite method.
 
-    What is measured and returned is FedAvg's x with 0 where |x_j| is among the smallest `zeros` share of all entries.
+    What is measured and returned is FedAvg's x with 0 where $|x_j|$ is among the smallest `zeros` share of all entries.
 
     zeros: the share of entries that are set to 0, from 0 (FedAvg) to below 1.
 
