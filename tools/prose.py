@@ -133,7 +133,7 @@ def lacks(thing: Any) -> Iterator[str]:
     if not inspect.isclass(thing) and "raise " in inspect.getsource(thing) and not re.search("[Rr](aise|efuse)", text):
         yield "raises"
     made_by_others = inspect.isclass(thing) and (inspect.isabstract(thing) or issubclass(thing, (tuple, Exception)))
-    if not made_by_others and ">>>" not in text and "." not in thing.__qualname__:
+    if not made_by_others and not re.search(">>>|returns it", text) and "." not in thing.__qualname__:
         yield "no example"
 
 
