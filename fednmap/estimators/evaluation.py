@@ -62,7 +62,7 @@ UNKNOWN = Interval(math.nan, math.nan, math.nan)
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Measures of predictions of rows that the model has not seen.
+    """Measures of predictions of rows that the model has not seen; `evaluate` returns it.
 
     auc:               of two classes: the area under the ROC curve, with DeLong's interval.
     concordance:       of a Cox model: Harrell's, of pairs within a site and stratum; its error is the infinitesimal
@@ -95,7 +95,7 @@ class Evaluation:
         return DataTable(("measure", "value", "low", "high"), rows)
 
     def plot(self, file: str | Path) -> None:
-        """Draw the calibration curve, and the ROC curve of two classes."""
+        """Draw the calibration curve, and the ROC curve of two classes; without rows InputError is raised."""
         if self.calibration_curve is None:
             raise InputError(f"expected a model of rows, got {self.family}: it has no calibration curve to draw")
         with picture(file, 1, 2 if self.roc else 1, (8.0 if self.roc else 4.2, 4.0)) as (_, axes):

@@ -23,7 +23,7 @@ ROUNDING = 1e-12  # variance of the log-rank test, relative to that of all event
 
 @dataclass(frozen=True, eq=False)
 class SurvivalCurves:
-    """Kaplan-Meier curves of groups, and the log-rank test of whether they are the same.
+    """Kaplan-Meier curves of groups, and the log-rank test of whether they are the same; `kaplan_meier` returns it.
 
     Arrays are (groups, times).
     """

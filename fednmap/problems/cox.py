@@ -24,14 +24,17 @@ TIES = ("efron", "breslow")
 
 
 class Cox(ClientSum):
-    """f_i(x) = -(log partial likelihood of client i) / m_i, for times t_j, events d_j in {0, 1} and features a_j.
+    r"""Cox regression: $f_i$ is the negative log partial likelihood of client i, divided by its rows $m_i$.
 
-    Breslow:  the sum over events j of  log(sum of exp<a_k, x> over k with t_k >= t_j) - <a_j, x>
-    Efron:    the same, where the l-th of d tied events, l = 0 .. d - 1, counts l / d of the tied ones less in its sum.
+    With times $t_j$, events in {0, 1} and features $a_j$, by Breslow's rule $m_i f_i$ is
+
+    $$\sum_{j \text{ with event}} \log \sum_{k: t_k \ge t_j} e^{\langle a_k, x \rangle} - \langle a_j, x \rangle$$
+
+    By Efron's, in the inner sum of the l-th of d tied events (from 0) the tied ones count $1 - l / d$.
 
     data:    for each client a pair (features (m, d), targets (m, 2)): time and event of each row. A third column is
-             the start of the row's time at risk, so that it is in the risk sets of start < t <= time; a fourth one is a
-             stratum, and rows of one stratum alone are compared with each other.
+             the start of the row's time at risk, so that it is only in later risk sets, up to its time; a
+             fourth one is a stratum, and only rows of one stratum are compared with each other.
     weights: of the clients in f; "samples" makes f the whole log likelihood over all rows, divided by their number.
     sample_weights: what each row counts, in its own term and in the sums over risk sets: by Breslow's rule 2 is two
              equal rows; by Efron's the terms of tied events weigh what these weigh on average, as in R's survival.
