@@ -38,7 +38,10 @@ ACTIVATION_BYTES = 64 << 20  # of the samples handled in one pass over all data
 
 
 class Network(FiniteSum):
-    """f_i(x) = mean_j loss(module_x(a_j), b_j): x holds the module's parameters, in the order of `named_parameters()`.
+    r"""A torch module and a loss: $f_i(x) = \mean_j \text{loss}(\text{module}_x(a_j), b_j)$.
+
+    x holds the module's parameters, in the order of `named_parameters()`.
+
 
     module: any torch.nn.Module; it is copied, its parameters are the start. Parameters with requires_grad=False stay
             as they are and are not part of x. A module in half precision computes in it; x, gradients and losses are
