@@ -290,4 +290,6 @@ def _check_readable(asynchronous: Asynchronous) -> None:
         readable = bool(torch.allclose(moved, truly) and torch.allclose(after, old + 0.25 * moved))
         readable &= bool(torch.allclose(asynchronous._moved(down, type(up)(y + start)) - moved, start))
     if not readable:
-        raise InputError(f"the uplink of {name} does not tell how far its client's state moves; {use}, and forget = 0")
+        raise InputError(
+            f"the uplink of {name} does not determine how far its client's state moves; {use}, and forget = 0"
+        )

@@ -60,7 +60,7 @@ class RemoteFitConfig(FitConfig):
             (task.impute == "median", "impute = 'median' asks for extremes and counts of single sites; use 'mean'"),
             (
                 task.cv == LEAVE_ONE_SITE_OUT,
-                f"cv = {LEAVE_ONE_SITE_OUT!r} tells the losses of single sites; give a number of folds",
+                f"cv = {LEAVE_ONE_SITE_OUT!r} reveals the losses of single sites; give a number of folds",
             ),
             (
                 task.cov_type == "cluster",
@@ -68,7 +68,7 @@ class RemoteFitConfig(FitConfig):
             ),
         ):
             if task.secagg and told:
-                raise InputError(f"secagg tells sums over all sites alone, and {words}")
+                raise InputError(f"secagg reveals only sums over all sites, and {words}")
         return task
 
     @property
@@ -187,9 +187,9 @@ def negotiate(task: RemoteFitConfig) -> Generator[Question, Answers, Agreement]:
 
 
 def answer(question: Question, table: Table, task: RemoteFitConfig) -> dict[str, Any]:
-    """A site's answer about its columns; what it must not tell, or cannot, is refused in its name.
+    """Return a site's answer about its columns; what it must not reveal, or cannot, is refused in its name.
 
-    task: the site's own: nothing is told that a fit of it does not ask for.
+    task: the site's own settings: nothing is revealed that such a fit does not ask for.
     """
     if question["ask"] == "target":
         return _about_target(task, table)

@@ -345,7 +345,7 @@ class Prepared(Layout):
         return found
 
     def effects(self, x: Tensor, names: Any) -> SiteEffects | None:
-        """What each site has of its own at the shared coefficients x; None where sites do not differ."""
+        """The effects of each site at the shared coefficients x; None where sites do not differ."""
         if not isinstance(self.problem, PartialMinimum):
             return None
         d, a = self.problem.effects(x)

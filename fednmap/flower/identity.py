@@ -1,6 +1,6 @@
 """Whose node it is: certificates and keys of a federation, and the proof that a node has the key of its name.
 
-Flower authenticates nodes by their keys, but tells a ServerApp no key of a node. So a node signs what the server has
+Flower authenticates nodes by their keys, but a ServerApp does not see the keys. So a node signs what the server has
 drawn, its name and its number with the same key (ECDSA, SHA-256), and the server looks up the fingerprint in
 `clients.toml`.
 """

@@ -24,17 +24,17 @@ TRIED = 20  # rounds in which a method's gradients are counted
 
 
 class PrivateRows:
-    r"""The problem with private gradients: whoever sees all that a site sends cannot tell well whether a row is there.
+    r"""The problem with private gradients: all that a site sends hardly depends on any single row.
 
-    In each local step site i draws its rows by a coin of probability `rate` each and takes, with C = clip and
-    $\sigma$ = noise_multiplier,
+    In each local step site i draws each row with probability `rate` and takes, with C the `clip` and $\sigma$ the
+    `noise_multiplier`,
 
     $$g_i(x) = \frac{\sum_j g_{ij} \min(1, C / |g_{ij}|) + N(0, (\sigma C)^2 I)}{\text{rate} \cdot N_i},
         \qquad g_{ij} = \nabla \text{loss}(x; \text{row } j).$$
 
-    All that leaves the site is made of these, so every method may run on it, corrections and all, and nothing need be
-    forgotten. The sites' sizes N_i are taken as known. `loss` and `gradient`, by which runs are measured, are those of
-    the problem itself: they are NOT private, and not for publication.
+    All that leaves the site is made of these, so every method may run on it, with its corrections, and nothing need be
+    forgotten. The sites' sizes $N_i$ are taken as known. `loss` and `gradient`, by which runs are measured, are those
+    of the problem itself: they are NOT private, and not for publication.
 
     problem: of rows; weights of rows and batch normalisation do not go with it.
     seed:    decides coins and noise, with site, round and step. A real site's is its secret.
@@ -114,7 +114,7 @@ class PrivateRows:
         step = max(1, min(AT_ONCE_BYTES // (x.element_size() * self.dim), self.problem.rows_at_once()))
         for first in range(0, len(b), step):
             rows_a, rows_b = (v[first : first + step].to(x.dtype if v.is_floating_point() else v.dtype) for v in (a, b))
-            # every row as a client of its own, with one sample
+            # every row as a client with one sample
             points = x.expand(len(rows_b), -1)
             each = self.problem.batch_gradient(points, rows_a.unsqueeze(1), rows_b.unsqueeze(1), 1.0)
             total += torch.matmul(self.clip / each.norm(dim=-1).clamp_min(self.clip), each)
@@ -125,7 +125,7 @@ class PrivateRows:
 
 @dataclass(frozen=True)
 class Counted(Stage):
-    """Report the epsilon of every row during a run, as `uplink` of `run` on a `PrivateRows`.
+    """A report of the epsilon of every row during a run, as `uplink` of `run` on a `PrivateRows`.
 
     steps: gradients of a round, as many as the method's Q.
 

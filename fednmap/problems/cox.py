@@ -1,4 +1,4 @@
-"""Cox's model of survival times, each client a stratum with a baseline hazard of its own."""
+"""Cox's model of survival times, each client a stratum with its own baseline hazard."""
 
 from __future__ import annotations
 

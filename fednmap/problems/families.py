@@ -91,7 +91,7 @@ class Response:
         return LEAST * float(self.first_constants(y, weight).min())
 
     def fitted(self, intercept: float, constants: Floats) -> dict[str, Any]:
-        """The attributes that a fitted estimator has besides its coefficients, from the intercept and constants."""
+        """The attributes that a fitted estimator has apart from its coefficients, from the intercept and constants."""
         return {}
 
     def unit(self, y: Floats, weight: Floats) -> float:
@@ -122,7 +122,7 @@ class Family(Response, ABC):
 
     @abstractmethod
     def slope(self, eta: Tensor, y: Tensor) -> Tensor:
-        """Its derivative with respect to eta, in eta's shape: a tensor of its own, which may be written over."""
+        """Its derivative with respect to eta, in eta's shape: a new tensor, which may be written over."""
 
     @abstractmethod
     def curvature(self, eta: Tensor, y: Tensor) -> Tensor:

@@ -88,7 +88,7 @@ class ClientSum(ABC):
 
     @abstractmethod
     def made_of(self) -> dict[str, Any]:
-        """Return what decides f and its gradients besides the data."""
+        """Return what decides f and its gradients apart from the data."""
 
     def exact(self) -> Self:
         """Return the same problem with exact client gradients."""
@@ -334,7 +334,7 @@ class FiniteSum(ClientSum):
         return list(zip(a.unbind(), b.unbind(), strict=True))
 
     def rows_at_once(self) -> int:
-        """Return rows that are handled at once when all data is gone through."""
+        """Return the number of rows in a batch of a pass over all data."""
         return max(1, CHUNK_BYTES // self._row_bytes)
 
 

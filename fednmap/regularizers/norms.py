@@ -206,10 +206,10 @@ def threshold(a: Tensor, total: float) -> Tensor:
 class Slope(Regularizer):
     r"""Sorted l1, $\phi(x) = \sum_j w_j |x|_{(j)}$, with the largest $|x_j|$ first and $w_1 \ge w_2 \ge \dots \ge 0$.
 
-    `weight` is the tensor of the p weights, or the largest of them: then w_j = weight $z_j / z_1$ with the Gaussian
+    `weight` is the tensor of the p weights, or the largest of them: then $w_j = w z_j / z_1$ with the Gaussian
     quantiles $z_j = \Phi^{-1}(1 - j q / (2 p))$, which control the false discovery rate at q.
 
-    prox(v, s): sort |v|, subtract s w, take the nearest nonincreasing nonnegative sequence (isotonic
+    $\prox(v, s)$: sort $|v|$, subtract $s w$, take the nearest nonincreasing nonnegative sequence (isotonic
     regression, scikit-learn's), undo the sort and give the signs back.
 
     Reference: Bogdan, van den Berg, Sabatti, Su and Candes, SLOPE - adaptive variable selection via
@@ -320,7 +320,7 @@ class Nuclear(Regularizer):
 class TotalVariation(Regularizer):
     r"""Total variation $\phi(x) = w \sum_j |x_{j+1} - x_j|$ with w = weight: piecewise constant models.
 
-    prox(v, s) has no closed form; it is computed exactly, in time linear in p, row by row, in float64.
+    $\prox(v, s)$ has no closed form; it is computed exactly, in time linear in p, row by row, in float64.
     The routine is compiled by numba, an optional extra: `pip install "fednmap[numba]"`. Without, it is interpreted.
 
     Reference: Johnson, A dynamic programming algorithm for the fused lasso and L0-segmentation, JCGS 2013.

@@ -237,12 +237,12 @@ def _compare(
     if worst > 0 or bool(worst.isnan()):
         row, column = divmod(int(missing.argmax()), missing.shape[1])
         y = candidates[row, column]
-        if not bool((best - found > rounding).any()):  # nothing is better than x: it only stands out less than is due
+        if not bool((best - found > rounding).any()):  # nothing is better than x: it only stands out less than expected
             what = f"{what}, or rho = {phi.rho:g} is too small"
         raise AssertionError(
             f"{phi}: {what}: at v = {_row(v[row])} prox gives x = {_row(x[row])} with objective "
             f"{float(best[row]):.12g}, but y = {_row(y)} has {float(found[row, column]):.12g}, where at least "
-            f"{float(best[row] + curvature * distance[row, column] / 2):.12g} is due"
+            f"{float(best[row] + curvature * distance[row, column] / 2):.12g} is expected"
         )
 
 
