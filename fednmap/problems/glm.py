@@ -32,7 +32,9 @@ Prepared = tuple[Design, Tensor, Tensor]
 
 
 class GLM(FiniteSum):
-    """f_i(x) = mean_j loss(eta_j, y_j), eta_j = <a_j, w> + c: x holds the coefficients w, then the intercept c.
+    r"""A generalised linear model, $f_i(x) = \mean_j \text{loss}(\eta_j, y_j)$, $\eta_j = \langle a_j, w \rangle + c$.
+
+    x holds the coefficients w, then the intercept c.
 
     family:    what a row costs: a `Family`, or its name: gaussian, logistic, multinomial, poisson, binomial, gamma,
                negative-binomial, ordinal, huber, scaled-huber.
@@ -110,8 +112,10 @@ class GLM(FiniteSum):
         return (weight * self.family.loss(*self._at(x, self._rows(a, b, x.dtype), b))).sum(-1)
 
     def batch_gradient(self, x: Tensor, a: Tensor | Design, b: Tensor, weight: Weight) -> Tensor:
-        design = self._rows(a, b, x.dtype)
-        return self._back(self._weighted(weight, self.family.slope(*self._at(x, design, b))), design)
+        return self._gradient(x, self._rows(a, b, x.dtype), b, weight)
+
+    def _gradient(self, x: Tensor, a: Design, b: Tensor, weight: Weight) -> Tensor:
+        return self._back(self._weighted(weight, self.family.slope(*self._at(x, a, b))), a)
 
     def batch_value_and_gradient(
         self, x: Tensor, a: Tensor | Design, b: Tensor, weight: Weight
@@ -171,7 +175,7 @@ class GLM(FiniteSum):
     def client_losses(self, x: Tensor) -> Tensor:
         """Return f_i of every client, (n,)."""
         each = [self.family.loss(*self._at(x, design, b)).double() for design, b, _ in self._pieces(1, x.dtype)]
-        return per_client(self._shares * torch.cat(each).cpu(), self._sizes)
+        return per_client(self._shares * torch.cat(each).cpu(), self.data.sizes)
 
     def _rows(self, a: Tensor | Design, b: Tensor, dtype: torch.dtype) -> Design:
         """The rows a with the targets b, to compute with."""
@@ -294,20 +298,20 @@ class GLM(FiniteSum):
     def _exact(self, clients: Tensor) -> Oracle:
         """Full local gradients: large clients one after another on their own rows, small ones in one call, padded."""
         ids = clients.reshape(-1).tolist()
-        sizes = self._sizes.numpy()[ids]
+        sizes = self.data.sizes.numpy()[ids]
         total, longest = int(sizes.sum()), int(sizes.max())
         small = len(ids) * longest <= 2 * total and self._row_bytes * total <= SMALL_BYTES * len(ids)
         if clients.ndim and small:
             names = tuple(ids)
-            return lambda x, q: self.batch_gradient(x, *self._stack(names, x.dtype))
+            return lambda x, q: self._gradient(x, *self._stack(names, x.dtype))
 
         @cache
         def rows(i: int, dtype: torch.dtype) -> Prepared:
-            return self._prepared(self._rows_of(i), self._shares, dtype)
+            return self._prepared(self.data.rows_of(i), self._shares, dtype)
 
         def g(x: Tensor, q: int) -> Tensor:
             points = zip(ids, x.expand(len(ids), -1), strict=True)
-            each = [self.batch_gradient(x_i, *rows(i, x.dtype)) for i, x_i in points]
+            each = [self._gradient(x_i, *rows(i, x.dtype)) for i, x_i in points]
             return torch.stack(each) if clients.ndim else each[0]
 
         return g
@@ -323,7 +327,7 @@ class GLM(FiniteSum):
         kept = self._small.get((ids, dtype))
         if kept is None:
             clients = torch.tensor(ids, device="cpu")
-            a, b, weight = self._padded(clients, 0, int(self._sizes[clients].max()), self.start.to(dtype))
+            a, b, weight = self._padded(clients, 0, int(self.data.sizes[clients].max()), self.start.to(dtype))
             kept = self._rows(a, b, dtype).kept(), b, weight
             if (len(self._small) + 1) * b.numel() * self._row_bytes > KEPT_BYTES:
                 self._small.clear()
@@ -375,7 +379,7 @@ def _times(curve: Tensor | None, bound: float | None, eta: Tensor) -> Tensor:
 
 
 class LeastSquares(GLM):
-    """f_i(x) = |A_i x - b_i|^2 / (2 m_i), for clients with m_i samples (A_i, b_i).
+    """Least squares $f_i(x) = |A_i x - b_i|^2 / (2 m_i)$, for clients with $m_i$ samples $(A_i, b_i)$.
 
     `GLM` with the family `Gaussian`; intercept and weights as there. Options: batch_size (None: exact gradients), seed,
     weights, sample_weights, minibatches, local_steps, see `FiniteSum`.
@@ -399,9 +403,11 @@ class LeastSquares(GLM):
 
 
 class Logistic(GLM):
-    """Binary, labels in {0, 1} or {-1, 1}: f_i(x) = mean_j log(1 + exp(-s_j <a_j, x>)), s_j = +-1, x in R^d.
+    r"""Logistic regression, binary or multinomial.
 
-    Multinomial, labels in {0, .., K-1}: f_i(X) = mean_j [logsumexp(X a_j) - (X a_j)_{y_j}], X in R^{K x d} flattened.
+    Binary, with labels $s_j$ in {0, 1} or {-1, 1}: $f_i(x) = \mean_j \log(1 + \exp(-s_j \langle a_j, x \rangle))$,
+    where 0 counts as -1. Multinomial, with labels $y_j$ in {0, ..., K - 1} and the matrix X of K vectors, flattened:
+    $f_i(X) = \mean_j (\text{logsumexp}(X a_j) - (X a_j)_{y_j})$.
 
     classes: K; None where the clients together hold every label. A client may lack some.
 

@@ -11,9 +11,11 @@ from fednmap.core import Oracle, Problem, ProblemInfo, info_of
 
 
 class Pooled:
-    """The same f as one client: its stochastic gradient is the mean of the clients' at one common point.
+    """The same f as one client: its stochastic gradient is the mean of those of all clients, on the same minibatches.
 
-    Sees the minibatches that the clients of `problem` would see.
+    >>> from fednmap.testing import heterogeneous
+    >>> Pooled(heterogeneous()).n
+    1
     """
 
     n = 1
@@ -24,6 +26,7 @@ class Pooled:
         self.start, weights = info.start, info.weights
         equal = torch.full((problem.n,), 1 / problem.n, dtype=torch.float64, device="cpu")
         self._weights = equal if weights is None else weights
+        self.loss, self.gradient = problem.loss, problem.gradient
 
     def info(self) -> ProblemInfo:
         """That of the clients' problem, but for what is about single clients."""
@@ -44,11 +47,3 @@ class Pooled:
             return mean.expand(*clients.shape, -1)
 
         return g
-
-    def loss(self, x: Tensor) -> Tensor:
-        """Return f(x) on all data."""
-        return self.problem.loss(x)
-
-    def gradient(self, x: Tensor) -> Tensor:
-        """Return the exact gradient of f at x."""
-        return self.problem.gradient(x)
