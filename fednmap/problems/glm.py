@@ -123,7 +123,7 @@ class GLM(FiniteSum):
         return (weight * loss).sum(-1), self._back(self._weighted(weight, slope), design)
 
     def smoothness(self, x: Tensor | None = None) -> float:
-        """L of f: the largest eigenvalue of its Hessian, everywhere if the family's curvature is bounded, else at x.
+        """Return L of f, the largest eigenvalue of its Hessian: anywhere if the family's curvature is bounded, or at x.
 
         By products with the features alone, a few dozen passes over the data; within a thousandth. x: default the
         start.
@@ -145,7 +145,7 @@ class GLM(FiniteSum):
         return largest_eigenvalue(product, x)
 
     def gradients(self, points: Tensor) -> Tensor:
-        """Gradients of f at several points (k, dim), in one pass over the rows; not for families with constants."""
+        """Return gradients of f at several points (k, dim), in one pass; not for families with constants."""
         if len(points) == 1:
             return sum(
                 (self.batch_gradient(points[0], *piece) for piece in self._pieces(1, points.dtype)),
