@@ -31,6 +31,7 @@ from fednmap.estimators.stability import stability
 from fednmap.estimators.survival import concordance, proportional_hazards
 from fednmap.names import InputError
 from fednmap.problems import Cox
+from fednmap.problems.cox import coarse
 from fednmap.problems.families import (
     LITTLE,
     Bernoulli,
@@ -462,14 +463,14 @@ class FederatedCoxRegression(AnyPenalty):
         name = str(self.sites_[0]) if site is None else str(site)
         if name not in self.sites_:
             raise InputError(f"unknown site {name!r}; the model knows {', '.join(self.sites_)}")
-        stratum, moments = self._parts(X)[3], np.asarray(times, float)
+        stratum, moments = self._parts(X)[3], coarse(np.asarray(times, float))
         cumulative = np.empty((len(scores), len(moments)))
         for label in [None] if stratum is None else np.unique(stratum):
             key = name if label is None else (name, str(label))
             if key not in self.baseline_:
                 raise InputError(f"site {name!r} has no row of stratum {label!r}; leave such rows out")
             known, hazard = self.baseline_[key]
-            places = np.searchsorted(known, moments, "right")
+            places = np.searchsorted(coarse(known), moments, "right")
             cumulative[slice(None) if label is None else stratum == label] = np.concatenate([[0.0], hazard])[places]
         survival: Floats = np.exp(-np.exp(scores)[:, None] * cumulative)
         return survival

@@ -344,9 +344,7 @@ def _held(data: ClientData) -> dict[str, Any]:
 
 
 def total(
-    value_and_gradient: Callable[..., tuple[Tensor, Tensor]],
-    x: Tensor,
-    batches: Iterable[Batch],
+    value_and_gradient: Callable[..., tuple[Tensor, Tensor]], x: Tensor, batches: Iterable[Batch]
 ) -> tuple[Tensor, Tensor]:
     """Sums over batches of values and gradients at x."""
     loss, gradient = x.new_zeros(()), torch.zeros_like(x)

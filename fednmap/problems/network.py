@@ -93,7 +93,10 @@ class Network(FiniteSum):
         autocast: torch.dtype | None = None,
     ) -> None:
         probe.check_kinds(module, loss)
-        _check_steps(accumulate, clip_norm, batch_size)
+        if not isinstance(accumulate, int) or accumulate < 1 or (accumulate > 1 and batch_size is None):
+            raise InputError(f"expected accumulate >= 1, and 1 without a batch_size, got {accumulate!r}")
+        if clip_norm is not None and not 0 < clip_norm < float("inf"):
+            raise InputError(f"expected clip_norm to be finite and above 0, or None, got {clip_norm!r}")
         rows = _rows(loss, data, batch_size)
         if batch_norm_layers(module):
             if batch_size is None:
@@ -332,13 +335,6 @@ def _counts(loss: Loss, rows: ClientData | Records) -> Tensor | None:
     return None if bool((found == found[0]).all()) and float(found[0]) > 0 else found
 
 
-def _check_steps(accumulate: int, clip_norm: float | None, batch_size: int | None) -> None:
-    if not isinstance(accumulate, int) or accumulate < 1 or (accumulate > 1 and batch_size is None):
-        raise InputError(f"expected accumulate >= 1, and 1 without a batch_size, got {accumulate!r}")
-    if clip_norm is not None and not 0 < clip_norm < float("inf"):
-        raise InputError(f"expected clip_norm to be finite and above 0, or None, got {clip_norm!r}")
-
-
 def _accumulated(g: Oracle, count: int, clip_norm: float | None) -> Oracle:
     """The mean of `count` minibatches' gradients, not longer than clip_norm."""
     if count == 1 and clip_norm is None:
@@ -348,11 +344,9 @@ def _accumulated(g: Oracle, count: int, clip_norm: float | None) -> Oracle:
         total: Tensor = g(x, q * count)
         for k in range(1, count):
             total = total + g(x, q * count + k)
-        if count > 1:
-            total = total / count
-        if clip_norm is None:
-            return total
-        length: Tensor = total.norm(dim=-1, keepdim=True)
-        return total * (clip_norm / length.clamp_min(clip_norm))
+        total = total / count
+        if clip_norm is not None:
+            total = total * (clip_norm / total.norm(dim=-1, keepdim=True).clamp_min(clip_norm))
+        return total
 
     return mean
