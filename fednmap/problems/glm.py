@@ -112,8 +112,10 @@ class GLM(FiniteSum):
         return (weight * self.family.loss(*self._at(x, self._rows(a, b, x.dtype), b))).sum(-1)
 
     def batch_gradient(self, x: Tensor, a: Tensor | Design, b: Tensor, weight: Weight) -> Tensor:
-        design = self._rows(a, b, x.dtype)
-        return self._back(self._weighted(weight, self.family.slope(*self._at(x, design, b))), design)
+        return self._gradient(x, self._rows(a, b, x.dtype), b, weight)
+
+    def _gradient(self, x: Tensor, a: Design, b: Tensor, weight: Weight) -> Tensor:
+        return self._back(self._weighted(weight, self.family.slope(*self._at(x, a, b))), a)
 
     def batch_value_and_gradient(
         self, x: Tensor, a: Tensor | Design, b: Tensor, weight: Weight
@@ -173,7 +175,7 @@ class GLM(FiniteSum):
     def client_losses(self, x: Tensor) -> Tensor:
         """Return f_i of every client, (n,)."""
         each = [self.family.loss(*self._at(x, design, b)).double() for design, b, _ in self._pieces(1, x.dtype)]
-        return per_client(self._shares * torch.cat(each).cpu(), self._sizes)
+        return per_client(self._shares * torch.cat(each).cpu(), self.data.sizes)
 
     def _rows(self, a: Tensor | Design, b: Tensor, dtype: torch.dtype) -> Design:
         """The rows a with the targets b, to compute with."""
@@ -296,20 +298,20 @@ class GLM(FiniteSum):
     def _exact(self, clients: Tensor) -> Oracle:
         """Full local gradients: large clients one after another on their own rows, small ones in one call, padded."""
         ids = clients.reshape(-1).tolist()
-        sizes = self._sizes.numpy()[ids]
+        sizes = self.data.sizes.numpy()[ids]
         total, longest = int(sizes.sum()), int(sizes.max())
         small = len(ids) * longest <= 2 * total and self._row_bytes * total <= SMALL_BYTES * len(ids)
         if clients.ndim and small:
             names = tuple(ids)
-            return lambda x, q: self.batch_gradient(x, *self._stack(names, x.dtype))
+            return lambda x, q: self._gradient(x, *self._stack(names, x.dtype))
 
         @cache
         def rows(i: int, dtype: torch.dtype) -> Prepared:
-            return self._prepared(self._rows_of(i), self._shares, dtype)
+            return self._prepared(self.data.rows_of(i), self._shares, dtype)
 
         def g(x: Tensor, q: int) -> Tensor:
             points = zip(ids, x.expand(len(ids), -1), strict=True)
-            each = [self.batch_gradient(x_i, *rows(i, x.dtype)) for i, x_i in points]
+            each = [self._gradient(x_i, *rows(i, x.dtype)) for i, x_i in points]
             return torch.stack(each) if clients.ndim else each[0]
 
         return g
@@ -325,7 +327,7 @@ class GLM(FiniteSum):
         kept = self._small.get((ids, dtype))
         if kept is None:
             clients = torch.tensor(ids, device="cpu")
-            a, b, weight = self._padded(clients, 0, int(self._sizes[clients].max()), self.start.to(dtype))
+            a, b, weight = self._padded(clients, 0, int(self.data.sizes[clients].max()), self.start.to(dtype))
             kept = self._rows(a, b, dtype).kept(), b, weight
             if (len(self._small) + 1) * b.numel() * self._row_bytes > KEPT_BYTES:
                 self._small.clear()
