@@ -6,7 +6,7 @@ target, and `reply` is a site's answer to a question of the fit: a vector whose 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Self
@@ -18,14 +18,17 @@ from torch import Tensor
 
 from fednmap.data.clients import ClientData
 from fednmap.estimators.family_problems import Linear, problem, with_outputs
-from fednmap.estimators.fit_config import FitConfig, listed
+from fednmap.estimators.fit_config import FitConfig, complete, listed
 from fednmap.estimators.model_selection import LEAVE_ONE_SITE_OUT, deal
 from fednmap.estimators.prepare import dense
-from fednmap.estimators.rows import Floats
+from fednmap.estimators.remote import UNSOLVED
+from fednmap.estimators.rows import LARGEST, Floats
+from fednmap.estimators.site_effects import PartialMinimum
 from fednmap.names import InputError
 from fednmap.problems.families import Ordinal, Response
-from fednmap.tables import FederatedPreprocessor, Table
+from fednmap.tables import FederatedFormula, FederatedPreprocessor, Table, as_word
 from fednmap.tables import statistics as columns
+from fednmap.tables.formula import LARGEST as LARGEST_NUMBER
 from fednmap.tables.table import REFUSALS, SiteError, Sites
 
 Question = columns.Question
@@ -33,10 +36,10 @@ Answers = columns.Answers
 SEED = 0
 """With which rows are dealt out into folds."""
 AFTER = ("sums", "squares", "fills", "events", "left-out")
-POINTS = ("gradients", "losses", "hessian", "information", "outer", "pearson", "curvature")
+POINTS = ("gradients", "losses", "hessian", "information", "outer", "pearson", "curvature", "held-out", "effects")
 """Questions after the agreement: about the rows of a part, and about a model at some points."""
-OF_FOLDS, OF_HELD_OUT = ("ranges", "counts", *AFTER, *POINTS), ("losses", "events")
-"""Those about the rows outside of a fold, and about the rows held out."""
+OF_FOLDS = ("ranges", "counts", *AFTER, *POINTS[:-2])
+"""Those about the rows outside of a fold."""
 
 
 class Disagreement(SiteError):
@@ -63,18 +66,46 @@ class RemoteFitConfig(FitConfig):
                 f"cv = {LEAVE_ONE_SITE_OUT!r} tells the losses of single sites; give a number of folds",
             ),
             (
+                task.formula_encoder is not None and task.formula_encoder.asked["ranges"],
+                "bs in a formula asks for extremes of single sites; leave it out",
+            ),
+            (
                 task.cov_type == "cluster",
                 "cov-type = 'cluster' needs the gradients of single sites; use HC0 or nonrobust",
             ),
         ):
             if task.secagg and told:
                 raise InputError(f"secagg tells sums over all sites alone, and {words}")
+        if task.site_effects != "none" and task.cv == LEAVE_ONE_SITE_OUT:
+            raise InputError("a site that is left out has no effects of its own; give cv as a number of folds")
         return task
+
+    @cached_property
+    def formula_encoder(self) -> FederatedFormula | None:
+        """The columns of the formula; None without one."""
+        return None if self.formula is None else FederatedFormula(self.formula)
+
+    def complete(self, rows: Table) -> Table:
+        """The rows that are fitted: with a formula those without gaps."""
+        return rows if self.formula_encoder is None else rows.some(self.formula_encoder.complete(rows))
+
+    def features(self, rows: Table) -> Table:
+        return super().features(rows) if self.formula_encoder is None else self.formula_encoder.variables(rows)
+
+    def own_features(self, rows: Table) -> list[str]:
+        """The columns of a table that features are made of."""
+        return [name for name in self.features(rows).columns if name in rows.columns]
+
+    @property
+    def categories(self) -> list[str]:
+        """The columns whose numbers are codes."""
+        return list(next(self.encoder().conversation())["categorical"])
 
     @property
     def questions(self) -> tuple[str, ...]:
         """Those that a fit of these settings leads to, after the agreement."""
         asked = ["sums", "squares", "gradients", "losses", "curvature"]
+        asked += ["effects", "held-out"] if self.site_effects != "none" else []
         if self.family == "gaussian":
             asked.append("hessian")
         if self.penalty == "none" or self.cov_type is not None:
@@ -92,10 +123,16 @@ class Agreement(BaseModel):
     rows: dict[str, int]
     """Of every site, by name, as estimators have them."""
     classes: tuple[str, ...]
+    state: dict[str, Any] = {}
+    """Of the functions of a formula: means, deviations, knots."""
 
     @cached_property
-    def preprocessor(self) -> FederatedPreprocessor:
-        return self.task.preprocessor().know(self.statistics)
+    def preprocessor(self) -> FederatedPreprocessor | FederatedFormula:
+        return self._encoder(self.statistics)
+
+    def _encoder(self, statistics: Sequence[columns.Statistic]) -> FederatedPreprocessor | FederatedFormula:
+        formula = self.task.formula_encoder
+        return self.task.preprocessor().know(statistics) if formula is None else formula.know(statistics, self.state)
 
     @cached_property
     def family(self) -> Response:
@@ -112,17 +149,31 @@ class Agreement(BaseModel):
         return len(self.classes) if len(self.classes) > 2 and self.task.family == "logistic" else 1
 
     @property
+    def level(self) -> bool:
+        """Whether the sites have intercepts of their own."""
+        return self.family.level and self.task.site_effects != "none"
+
+    @property
     def dim(self) -> int:
         """Of the vector x of f: coefficients, intercepts, what the family estimates once for all rows."""
         scores = self.family.outputs - self.family.constants
-        return scores * (len(self.names) + self.family.level) + self.family.constants
+        return scores * (len(self.names) + self.family.level - self.level) + self.family.constants
+
+    @cached_property
+    def mu(self) -> float | None:
+        """The weight of the sites' deviations; None where they have none. Refuses what cannot have site effects."""
+        found = self.task.estimator(self.preprocessor, self.classes)._mu(self.outputs)
+        return float(found) if self.task.site_effects == "sparse" else None
 
     def length(self, question: Question, points: int = 1) -> int:
         """Of a site's answer."""
         p, d, ask = len(self.names), self.dim, question["ask"]
-        known = {"sums": p + max(len(self.classes), 1), "squares": p + 1, "gradients": points * d, "losses": points}
-        known |= {"fills": 2 * len(question.get("columns", ()))}
-        return known.get(ask, 1 if ask in ("events", "left-out", "pearson", "curvature") else d * d)
+        differ, extra = self.task.site_effects != "none", self.task.offset_column is not None
+        known = {"sums": p + max(len(self.classes), 1) + extra, "squares": p + 1, "gradients": points * d}
+        known |= {"fills": 2 * len(question.get("columns", ())), "losses": points, "held-out": points}
+        known |= {"effects": int(self.level and self.task.secagg), "hessian": d * (d + differ)}
+        known |= {"information": d * d, "outer": known["hessian"]}
+        return known.get(ask, 1)
 
     @cached_property
     def sites(self) -> Sites:
@@ -152,10 +203,24 @@ class Agreement(BaseModel):
         return float(counts[self.sites.names.index(site)] / counts.sum())
 
     def values(self, table: Table, fill: Mapping[str, float]) -> tuple[Floats, Floats]:
-        """X and y of a site as numbers; a label is its place among the classes."""
-        known = [replace(s, fill=float(fill.get(s.column, s.fill))) for s in self.statistics]
-        X, y = self.task.preprocessor().know(known).transform(self.task.features(table)), self.task.y(table)
-        return X, np.array([self.classes.index(name) for name in y], float) if self.classes else y
+        """X and the targets of a site as numbers: a label is its place among the classes, an offset a second column;
+        of a Cox model time, event, and perhaps the start of the time at risk and the stratum."""
+        known, task = [replace(s, fill=float(fill.get(s.column, s.fill))) for s in self.statistics], self.task
+        X, y = self._encoder(known).transform(task.features(table)), task.y(table)
+        if self.classes:
+            y = np.array([self.classes.index(name) for name in y], float)
+        if task.entry is not None:
+            y = np.roll(y, -1, 1)
+            if bool((y[:, 2] >= y[:, 0]).any()):
+                raise SiteError(f"{table.where}a row ends before {task.entry!r}", "range", task.entry)
+        if task.strata is not None:
+            start = y[:, 2] if task.entry else np.full(len(y), -LARGEST)
+            codes = np.unique([as_word(v) for v in complete(table, task.strata)], return_inverse=True)[1]
+            y = np.column_stack([y[:, :2], start, codes])
+        if task.offset_column is not None:
+            added = task.offsets(table)
+            y = np.column_stack([y, added if task.exposure is None else np.log(added)])
+        return X, y
 
     def check(self, task: RemoteFitConfig, table: Table) -> None:
         """Refuse an agreement about something else than the site's own settings, or with statistics that cannot have
@@ -164,7 +229,7 @@ class Agreement(BaseModel):
             raise Disagreement(
                 f"what was agreed is not what the settings of {table.name!r} say; give all machines the same app"
             )
-        own = columns.answer(next(task.preprocessor().conversation()), task.features(table))["columns"]
+        own = columns.answer(next(task.encoder().conversation()), task.features(table))["columns"]
         said = {s.column: s for s in self.statistics}
         differ = [c["name"] for c in own if c["name"] not in said or not _fits(said[c["name"]], c)]
         differ += [name for name in said if name not in {c["name"] for c in own}]
@@ -176,14 +241,20 @@ class Agreement(BaseModel):
 
 def negotiate(task: RemoteFitConfig) -> Generator[Question, Answers, Agreement]:
     """The questions about the columns and the target."""
-    statistics = yield from task.preprocessor().conversation()
+    formula, state = task.formula_encoder, dict[str, Any]()
+    if formula is None:
+        statistics = yield from task.preprocessor().conversation()
+    else:
+        statistics, state = yield from formula.conversation()
     about = yield {"ask": "target"}
     for name in listed(task.exclude):
         if all(name in part["lacking"] for part in about.values()):
             raise InputError(f"{name!r} is to be dropped, and no site has such a column")
     rows = {site: int(about[site]["rows"]) for site in sorted(about)}
     classes = task.classes(name for part in about.values() for name in part.get("classes", ()))
-    return Agreement(task=task, statistics=statistics, rows=rows, classes=classes)
+    known = Agreement(task=task, statistics=statistics, rows=rows, classes=classes, state=state)
+    _ = known.mu  # refused before there is a folder
+    return known
 
 
 def answer(question: Question, table: Table, task: RemoteFitConfig) -> dict[str, Any]:
@@ -205,12 +276,13 @@ def side(question: Question, known: Agreement, table: Table) -> Any:
     folds = len(known.rows) if task.cv == LEAVE_ONE_SITE_OUT else int(task.choice().get("cv", 0))
     if not (isinstance(part, list | tuple) and [*map(type, part)] == [int, bool] and part[0] in range(folds)):
         raise Disagreement(f"the server asks about a fold {part!r:.20} that the settings do not lead to; refused")
-    if question["ask"] not in (OF_HELD_OUT if part[1] else OF_FOLDS):
+    held_out = ("events", "losses" if task.site_effects == "none" else "held-out")
+    if question["ask"] not in (held_out if part[1] else OF_FOLDS):
         raise Disagreement(f"no fit asks {question['ask']!r:.20} about these rows of a fold; refused")
     y: Any = task.y(table) if task.family in ("logistic", "ordinal", "cox") else np.zeros(table.rows)
     if known.classes:
         y = np.array([known.classes.index(name) for name in y], float)
-    own = (table.name, y[:, 1] if task.family == "cox" else y)
+    own = (table.name, y[:, -1] if task.family == "cox" else y)
     inside = known.part(part, own)[known.sites.of_row == known.sites.names.index(table.name)]
     told = known.part(part) if task.secagg else inside
     if 1 in (told.sum(), (~told).sum()):  # its sums are the difference between those of all rows and of the others
@@ -222,37 +294,45 @@ Look = Callable[[str, Linear, Tensor], None]
 """Called with the question, the site's problem and the points before an answer about them leaves; it may refuse."""
 
 
-def reply(question: Question, points: Tensor | None, known: Agreement, table: Table, look: Look) -> Floats:
+def reply(
+    question: Question, points: Tensor | None, known: Agreement, table: Table, look: Look, inside: Any = None
+) -> Floats:
     """A site's vector; the sum over sites is what the server asks for.
 
-    table: the rows of the part that the question is about.
+    table: all rows of the site. inside: those of the part that the question is about; None: all.
     """
-    ask, site = question["ask"], table.name
-    if ask not in known.task.questions:
+    ask, site, task = question["ask"], table.name, known.task
+    if ask not in task.questions or (ask == "held-out" and inside is None):
         raise Disagreement(f"the settings do not lead to the question {ask!r:.20}; refused")
-    if not table.rows:  # of a site that is left out of a fold
+    rows = table if inside is None else table.some(inside)
+    if not rows.rows:  # of a site that is left out of a fold
         return np.zeros(known.length(question, 1 if points is None else len(points)))
     weight = known.weight(site, question["part"])
+    if ask == "held-out":
+        assert points is not None
+        return _held_out(question, points, known, table, inside, look)
     if ask in POINTS:
-        return _at_points(question, points, known, table, weight, look)
+        return _at_points(question, points, known, rows, weight, look)
     if ask == "fills":
         if question["columns"] != [s.column for s in known.statistics if s.kind == "number" and s.missing]:
             raise Disagreement("the server asks for fills of other columns than those with gaps; refused")
-        each = [columns.given(table[name]) for name in question["columns"]]
+        each = [columns.given(rows[name]) for name in question["columns"]]
         return np.array([*map(len, each), *(values.sum() for values in each)], float)
-    X, y = known.values(table, question["fill"])
+    X, y = known.values(rows, question["fill"])
+    added = y[:, 1:] if task.offset_column is not None else np.empty((len(y), 0))
+    y = y[:, 0] if added.shape[1] else y[:, 1] if task.family == "cox" else y
     one = np.ones(len(X))
     if ask == "events":
-        return np.array([y[:, 1].sum()])
+        return np.array([y.sum()])
     if ask == "left-out":
         return np.array([known.family.left_out(y, one)])
     share = weight / len(X) * one
     if ask == "squares":
-        spread = 0.0 if known.classes or y.ndim > 1 else float(share @ np.square(y - float(question["y"])))
+        numbers = not known.classes and task.family != "cox"
+        spread = float(share @ np.square(y - float(question["y"]))) if numbers else 0.0
         return np.array([*(share @ np.square(X - _by_column(question, "mean", X))), spread])
-    if known.classes:
-        return np.array([*(share @ X), *np.bincount(y.astype(np.intp), share, len(known.classes))])
-    return np.array([*(share @ X), share @ (y[:, 1] if y.ndim > 1 else y)])
+    sums = np.bincount(y.astype(np.intp), share, len(known.classes)) if known.classes else [share @ y]
+    return np.array([*(share @ X), *sums, *(share @ added)])
 
 
 def _at_points(
@@ -261,6 +341,8 @@ def _at_points(
     """The weighted loss of a site's rows, or a derivative, at each of some points."""
     assert points is not None
     ask, f = question["ask"], _problem(question, known, table)
+    if known.task.site_effects != "none":
+        return _of_effects(question, points, known, f, table.name, look)
     look(ask, f, points)
     if ask in ("gradients", "losses"):
         one = f.gradient if ask == "gradients" else f.loss
@@ -275,13 +357,70 @@ def _at_points(
     return np.asarray(weight * found.double().flatten().numpy())
 
 
-def _problem(question: Question, known: Agreement, table: Table) -> Any:
+def _of_effects(question: Question, points: Tensor, known: Agreement, f: Any, site: str, look: Look) -> Floats:
+    """The same of F_i, the least loss over what the site has of its own; of this nothing is told.
+
+    What the rows count in an answer is what they count under the site's own model, which the rules look at.
+    """
+    ask, own = question["ask"], _effects(f, known, site, question["part"])
+    inner, size = own.inner(points)[0]
+    for kind in ("hessian", "outer") if ask == "outer" else (ask,):
+        look(kind, f, inner)
+    if ask in ("gradients", "losses"):
+        parts = f.losses(inner) if ask == "losses" else f.gradients(inner)[:, : own.columns].flatten()
+        found = (own.weights[0] * parts + (size if ask == "losses" else 0.0)).numpy()
+        return np.where(np.isfinite(found), found, UNSOLVED)
+    if ask == "curvature":
+        return np.array([own.weights[0] * f.smoothness(inner[0])])
+    return torch.cat([part.flatten() for part in own.projected(ask, points[0], question.get("copies", 1.0))]).numpy()
+
+
+def _held_out(question: Question, points: Tensor, known: Agreement, table: Table, inside: Any, look: Look) -> Floats:
+    """The loss of rows that are held out, under the site's own models of the others. That of a Cox model is what they
+    add to the partial likelihood of these."""
+    number, site, cox = question["part"][0], table.name, known.task.family == "cox"
+    rest = _problem(question, known, table.some(~inside))
+    inner = _effects(rest, known, site, (number, False)).inner(points)[0][0]
+    f = _problem(question, known, table if cox else table.some(inside))
+    look("held-out", f, inner)
+    if not cox:
+        return known.weight(site, question["part"]) * f.losses(inner).numpy()
+    more = table.rows * f.losses(inner) - int((~inside).sum()) * rest.losses(inner)
+    return np.asarray((more / int(known.part(question["part"]).sum())).numpy())
+
+
+def own_effects(question: Question, points: Tensor, known: Agreement, table: Table, look: Look) -> dict[str, Any]:
+    """What the site has of its own at the shared coefficients of a point, for columns as they are given."""
+    f = _problem(question, known, table)
+    own = _effects(f, known, table.name, None)
+    look("effects", f, own.inner(points)[0][0])
+    d, a = own.effects(points[0])
+    X = np.empty((0, len(known.names)))
+    shift, factor = (_by_column(question, name, X) for name in ("shift", "factor"))
+    deviation, coef = d[0] * factor, points[0].numpy() * factor
+    intercept = float(a[0] - (deviation + coef) @ shift) if known.level else 0.0
+    about = {"site": table.name, "columns": known.names, "coef": coef.tolist()}
+    return about | {"intercept": intercept, "deviation": deviation.tolist()}
+
+
+def _effects(f: Linear, known: Agreement, site: str, part: Any) -> PartialMinimum:
+    """F_i of the site, whose problem is f."""
+    y = f.data.y.double().numpy()
+    unit = known.family.unit(y, np.full(len(y), 1 / len(y)))
+    try:
+        return PartialMinimum(f, [site], np.array([known.weight(site, part)]), known.mu, unit)
+    except InputError as error:
+        raise SiteError(str(error), "own-intercept") from None
+
+
+def _problem(question: Question, known: Agreement, table: Table) -> Linear:
     """The mean loss of a site's rows, on scaled columns where the question has a scaling."""
     X, y = known.values(table, question["fill"])
     if "shift" in question:
         X = (X - _by_column(question, "shift", X)) * _by_column(question, "factor", X)
     data, level = ClientData(dense(X), dense(y), dense(np.array([len(X)]))), known.family.level
-    return problem(known.family, data, intercept=level, weights=dense(np.ones(1)), sample_weights=None)
+    options: Any = {"intercept": level, "offset": known.task.offset_column is not None}
+    return problem(known.family, data, **options, weights=dense(np.ones(1)), sample_weights=None)
 
 
 def _by_column(question: Question, name: str, X: Floats) -> Floats:
@@ -300,12 +439,17 @@ def _fits(s: columns.Statistic, own: dict[str, Any]) -> bool:
 
 def _check_asked(question: Question, table: Table, task: RemoteFitConfig) -> None:
     """Refuse questions about the columns that the site's own settings do not lead to."""
-    ask, expected = question["ask"], next(task.preprocessor().conversation())
+    ask, expected, formula = question["ask"], next(task.encoder().conversation()), task.formula_encoder
     for name, own in expected.items() if ask == expected["ask"] else ():
         if question.get(name) != own:
             words = f"{name} is {question.get(name)!r:.60} in the question and {own!r:.60} in this site's settings"
             raise Disagreement(f"{table.where}{words}; give all machines the same app")
-    if ask in ("ranges", "counts") and task.impute != "median":
+    if formula is not None and ask in formula.asked:
+        named = {*question["columns" if ask == "ranges" else "cuts"]}
+        everyone = all(cuts == [LARGEST_NUMBER] for cuts in question.get("cuts", {"": ()}).values())
+        if not named <= (formula.asked["rows"] if everyone else formula.asked[ask]):
+            raise Disagreement(f"{table.where}the formula does not lead to {ask} of {sorted(named)}; refused")
+    elif ask in ("ranges", "counts") and task.impute != "median":
         words = f"{ask} are for impute = 'median', and this site's settings have {task.impute!r}"
         raise Disagreement(f"{table.where}{words}; give all machines the same app")
     if ask == "counts" and any(len(cuts) > columns.CUTS for cuts in question["cuts"].values()):

@@ -29,7 +29,7 @@ from fednmap.privacy import accounting
 from fednmap.problems import GLM
 from fednmap.runs.atomic_files import from_json, to_json, write_atomically
 from fednmap.simulation import lock
-from fednmap.tables import Table
+from fednmap.tables import FederatedFormula, Table
 from fednmap.tables.statistics import levels_of
 from fednmap.tables.table import SiteError, is_words, missing
 
@@ -117,6 +117,20 @@ class Rules(BaseModel):
             if rows.any():  # a site may be left out of a fold
                 strict.table(own.some(rows), goals, used, words)
         return own.some(inside)
+
+    def formula(self, encoder: FederatedFormula) -> None:
+        """Refuse a formula whose numbers could single out rows: columns as they are, levels, means and quantiles of all
+        sites cannot."""
+        if (self.min_level_count or self.min_effective_rows) and (odd := encoder.with_numbers):
+            raise _refused("formula", f"{odd[0]!r} has numbers that whoever submits the run has chosen")
+
+    def matrix(self, X: Floats, names: Sequence[str]) -> None:
+        """Refuse columns of a formula that rest on few rows: cells of interactions, and the tail of an exponential."""
+        limit = max(self.min_level_count, self.min_effective_rows)
+        for values, name in zip(X.T, names, strict=True):
+            rows = effective_rows((values - np.median(values))[:, None])
+            if rows < limit:
+                raise _refused("few-rows", f"column {name!r} rests on {rows:.1f} rows, below {limit:g}", name)
 
     def _enough(self, rows: int) -> None:
         if rows < self.min_rows:
