@@ -1,7 +1,7 @@
-"""The ideas everything else is made of: Regularizer, Algorithm, Problem, Oracle.
+r"""The interfaces: Regularizer, Algorithm, Problem, Oracle.
 
-All of them speak about one problem: minimise psi(x) = f(x) + phi(x) over x in R^p, where f is the
-mean of n clients' smooth losses f_i and phi is a regularizer whose prox is cheap.
+All of them are about one problem: minimise $\psi(x) = f(x) + \phi(x)$ over $x \in R^p$, where f is the mean of n
+clients' smooth losses $f_i$ and $\phi$ is a regularizer whose prox is cheap.
 """
 
 from __future__ import annotations
@@ -35,16 +35,20 @@ class AccumulatingOracle(Protocol):
     def __call__(self, x: Tensor, q: int) -> Tensor: ...
 
     def add(self, z: Tensor, x: Tensor, q: int, scale: float) -> None:
-        """Compute z += scale g(x, q) in place. z is as large as the gradient, and may be x itself."""
+        """Add scale g(x, q) to z in place. z has the gradient's shape, and may be x itself."""
         ...
 
 
 @dataclass(frozen=True)
 class SecondOrder:
-    """An oracle that also knows curvature: g(x, q) as any other, and g.hessian(x), the clients' Hessians.
+    """An oracle with Hessians: g(x, q) as any other, and g.hessian(x), the clients' Hessians at x.
 
-    What methods receive whose traits ask for `hessians`; x is (k, p) or one common point (p,), the result (k, p, p),
-    for one client (p, p).
+    Methods whose traits ask for `hessians` receive it. x is (k, p) or one common point (p,), the result (k, p, p), for
+    one client (p, p).
+
+    >>> g = SecondOrder(lambda x, q: 2 * x, lambda x: 2 * torch.eye(2))
+    >>> g(torch.ones(2), 0)
+    tensor([2., 2.])
     """
 
     gradient: Oracle
@@ -84,24 +88,24 @@ A = TypeVar("A")
 
 
 class Regularizer(ABC):
-    """phi: its value and its prox, which belong together.
+    r"""A regularizer $\phi$: its value and its prox.
 
-    Both act on the last axis; leading axes are a batch of clients. `rho` is the weak convexity of
-    phi (phi + rho/2 |x|^2 is convex), 0 for convex phi; the prox is single-valued while step * rho < 1.
+    Both act on the last axis; leading axes are a batch of clients. `rho` is the weak convexity of $\phi$, 0 for convex
+    $\phi$: $\phi(x) + \frac{\rho}{2} |x|^2$ is convex, and the prox is unique while step times rho is below 1.
     """
 
     rho: float = 0.0
 
     @abstractmethod
     def value(self, x: Tensor) -> Tensor:
-        """Return phi(x), a real number or +inf."""
+        r"""Return $\phi(x)$, a real number or +inf."""
 
     @abstractmethod
     def prox(self, v: Tensor, step: float | Tensor) -> Tensor:
-        """Return argmin_y phi(y) + |y - v|^2 / (2 step). At step 0: v itself, for a constraint the projection."""
+        r"""Return $\arg\min_y \phi(y) + |y - v|^2 / (2 s)$, s = `step`. At step 0: v or its projection."""
 
     def check_step(self, step: float | Tensor) -> float:
-        """Return `step` as a float; raise InputError where the prox has several values, except for rho = inf."""
+        """Return `step` as a float; raise InputError where the prox is not unique, except for infinite `rho`."""
         step = float(step)
         if not 0.0 <= step < float("inf"):
             raise InputError(f"the prox step is {step:g}; it must be finite and at least 0")
@@ -173,14 +177,19 @@ class Algorithm(ABC):
     """The regularizer that the method minimises with f; Zero() for smooth methods."""
     Client: ClassVar[type[Any]] = NoState  # where a method does not declare its own
 
+    def __repr__(self) -> str:
+        """Return the class with its arguments; keyword-only options that have their default are left out."""
+        shown = [f for f in fields(cast(Any, self)) if not f.kw_only or getattr(self, f.name) != f.default]
+        return f"{type(self).__qualname__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"
+
     @property
     def name(self) -> str:
-        """What the method is called in messages and run folders."""
+        """The name of the method in messages and run folders."""
         return type(self).__name__
 
     @property
     def prox_parameter(self) -> float | None:
-        """gamma where the model is prox_{gamma phi}(z), else None."""
+        r"""$\gamma$ where the model is $\prox_{\gamma \phi}(z)$, else None."""
         return float(self.gamma) if self.traits.normal_map else None  # type: ignore[attr-defined]
 
     @abstractmethod
@@ -196,10 +205,10 @@ class Algorithm(ABC):
         """Run the local steps of one client, or of a stack of clients; return the uplink and the new client state."""
 
     def state_after_sending(self, down: State, client: State, up: State, sent: State) -> State:
-        """Return the client's new state if `sent`, and not the `up` that `local` made, is what was summed.
+        """Return the client's new state if `sent`, and not the `up` that `local` returned, was summed.
 
         Clipping and rounding change an uplink after `local`. The method stays exact if its client state is computed
-        from the vector that was sent. With sent = up it is the state that `local` returned. A method with client state
+        from the vector that was sent; if that is `up` it is the state that `local` returned. A method with client state
         that does not override this function raises InputError when its uplink is changed.
         """
         if not client:
@@ -220,7 +229,7 @@ class Algorithm(ABC):
         return first if gamma is None else self.phi.prox(first, gamma)
 
     def known_gradient(self, before: State, after: State) -> tuple[Tensor, Tensor] | None:
-        """Return (x, grad f(x)) if the round from `before` to `after` reveals it to the server, else None.
+        r"""Return $(x, \nabla f(x))$ if the round from `before` to `after` reveals it to the server, else None.
 
         Called only for rounds in which every client was counted, with exact gradients. Tolerances can then be checked
         without another pass over the data.
@@ -275,17 +284,16 @@ def unpack(algorithm: Algorithm, packed: State, like: State) -> State:
 
 
 def next_broadcast(algorithm: Algorithm, down: State, up: State, share: float) -> State:
-    """Return what is broadcast after a round, from the broadcast before it and the mean uplink, to the server's bits.
-
-    For methods whose traits say `broadcast_follows`.
-    """
+    """Return the next broadcast to the bit, from the last one and the mean uplink, if it follows (see `Traits`)."""
     return algorithm.aggregate(down, up, share)
 
 
 def with_fields(algorithm: A, **values: Any) -> A:
-    """Return the method with those of these fields that it has replaced; the method itself if it has none.
+    """Return the method with these fields replaced, as far as it has them; a wrapper passes on the rest.
 
-    A method that wraps another one (a server optimiser) passes on what it does not have.
+    >>> from fednmap.algorithms import FedAvg
+    >>> with_fields(FedAvg(Q=2), Q=5, gamma=1.0).Q
+    5
     """
     if not is_dataclass(algorithm):
         return algorithm
@@ -396,7 +404,12 @@ class ProblemInfo(Computation, Identity, Curvature):
 
 
 def info_of(problem: Problem) -> ProblemInfo:
-    """Return the `info` of a problem, with its weights checked; of one without it only `start` and `weights`."""
+    """Return the `info` of a problem; of one without it only `start` and `weights`. Wrong ones raise InputError.
+
+    >>> from fednmap.problems import LeastSquares
+    >>> info_of(LeastSquares([(torch.eye(2), torch.ones(2))])).exact_gradients
+    True
+    """
     info = getattr(problem, "info", None)
     if info is None:
         found = ProblemInfo(start=getattr(problem, "start", None), weights=getattr(problem, "weights", None))
@@ -423,7 +436,7 @@ def _weights(problem: Problem, given: Any) -> Tensor:
 
 
 def oracle_of(algorithm: Algorithm, problem: Problem, clients: Tensor, t: int) -> Oracle:
-    """Return the oracle of `clients` in round t that the method needs: of gradients, or also of Hessians."""
+    """Return the oracle of `clients` in round t, with Hessians if the method needs them; raise InputError without."""
     g = problem.oracle(clients, t)
     if not algorithm.traits.hessians:
         return g
@@ -437,7 +450,11 @@ def oracle_of(algorithm: Algorithm, problem: Problem, clients: Tensor, t: int) -
 
 
 def nbytes(message: State) -> int:
-    """Bytes of a message's tensors; 0-d tensors are counters and travel with the header."""
+    """Return the bytes of a message's tensors; 0-d tensors are counters and do not count.
+
+    >>> nbytes((torch.zeros(3), torch.tensor(1)))
+    12
+    """
     return sum(v.numel() * v.element_size() for v in message if isinstance(v, torch.Tensor) and v.ndim > 0)
 
 

@@ -33,7 +33,7 @@ class Quantity(NamedTuple):
     log: bool = False
     """Whether it falls by orders of magnitude."""
     cost: bool = False
-    """What the run has spent, or another fact of it, and not a property of the model: it has no curve of its own."""
+    """Whether it is what the run has spent, or another fact of it, not a property of the model: it has no curve."""
     shown: bool = True
     """In tables and curves; else only in files."""
     brief: bool = False
@@ -137,12 +137,20 @@ QUANTITIES = {
 
 
 def quantity(key: str) -> Quantity:
-    """Return how a number is shown: by the catalogue, or for your own metric under its name."""
+    """Return how a number is shown: by the catalogue, or for your own metric under its name.
+
+    >>> quantity("zeros").words(0.25)
+    'zeros 25.0 %'
+    """
     return QUANTITIES.get(key) or Quantity(key, key, key, brief=True)
 
 
 def quantities(keys: Iterable[str]) -> list[Quantity]:
-    """Return those of these keys that are shown: quantities of the model, your own metrics, then costs."""
+    """Return those of these keys that are shown: quantities of the model, your own metrics, then costs.
+
+    >>> [q.key for q in quantities(["seconds", "mine", "zeros", "round"])]
+    ['zeros', 'mine', 'seconds']
+    """
     asked = list(dict.fromkeys(keys))
     places = {key: place for place, key in enumerate(QUANTITIES)}
     found = [q for q in map(quantity, asked) if q.shown]
@@ -161,14 +169,23 @@ def rise(first: float, last: float) -> str:
 
 
 def objective(problem: Problem, phi: Regularizer, x: Tensor) -> Tensor:
-    """Return psi(x) = f(x) + phi(x)."""
+    r"""Return $\psi(x) = f(x) + \phi(x)$.
+
+    >>> from fednmap.problems import LeastSquares
+    >>> from fednmap.regularizers import L1
+    >>> objective(LeastSquares([(torch.eye(2), torch.ones(2))]), L1(0.1), torch.ones(2))
+    tensor(0.2000)
+    """
     return problem.loss(x) + phi.value(x)
 
 
 def hessian_norms(gradient: Callable[[Tensor], Tensor], x: Tensor, v: Tensor, iterations: int) -> Tensor:
-    """Return |H| at x for each row of a stack of functions with these gradients, by power iteration from v (k, p).
+    r"""Return $|H|$ at x for each row of a stack of functions with these gradients, by power iteration from v (k, p).
 
-    H v = (grad(x + e v) - grad(x - e v)) / (2 e), e = eps^(1/3) max(1, |x|): two gradients per iteration.
+    $H v = (g(x + e v) - g(x - e v)) / (2 e)$ with $e = \epsilon^{1/3} \max(1, |x|)$: two gradients per iteration.
+
+    >>> hessian_norms(lambda x: 3 * x, torch.zeros(2), torch.ones(1, 2), iterations=1).round()
+    tensor([3.])
     """
     e = torch.finfo(x.dtype).eps ** (1 / 3) * max(1.0, float(x.norm()))
     for _ in range(iterations):
@@ -180,11 +197,16 @@ def hessian_norms(gradient: Callable[[Tensor], Tensor], x: Tensor, v: Tensor, it
 
 @torch.no_grad()
 def problem_gamma(problem: Problem, phi: Regularizer, x: Tensor, iterations: int = 8) -> float:
-    """Return the gamma with which a problem is measured by default: 1 / L, at most 0.5 / rho; 1 where f is linear at x.
+    r"""Return the default gamma of the natural residual: 1 / L, at most 0.5 / rho; 1 where f is linear at x.
 
-    L is the smoothness of f at x, the problem's first point, by a few power iterations, in two digits: a yardstick
-    that belongs to the problem, the same for every method and step size, and for every way of adding up f. Very large
-    data are sampled, by a fixed rule: see `FiniteSum.subsample`.
+    L is the smoothness of f at x, the problem's first point, by a few power iterations, in two digits. It is a property
+    of the problem, the same for every method and step size. Very large data are sampled by a fixed rule: see
+    `FiniteSum.subsample`.
+
+    >>> from fednmap.problems import LeastSquares
+    >>> from fednmap.regularizers import Zero
+    >>> problem_gamma(LeastSquares([(2 * torch.eye(2), torch.ones(2))]), Zero(), torch.zeros(2))
+    0.5
     """
     smaller = info_of(problem).subsample
     problem = problem if smaller is None else smaller()
@@ -197,10 +219,13 @@ def problem_gamma(problem: Problem, phi: Regularizer, x: Tensor, iterations: int
 
 
 def residual(x: Tensor, gradient: Tensor, phi: Regularizer, gamma: float) -> Tensor:
-    """Return (x - prox(x - gamma gradient, gamma)) / gamma, where the gradient of f at x is known already.
+    r"""Return $(x - \prox_{\gamma \phi}(x - \gamma g)) / \gamma$ for the gradient g of f at x.
 
-    In float64: the difference of two float32 numbers is off by 1e-7 |x|, which 1 / gamma magnifies, or 0 where
-    gamma |gradient| is less than that.
+    In float64: the difference of two float32 numbers has an error of $10^{-7} |x|$, which $1 / \gamma$ magnifies.
+
+    >>> from fednmap.regularizers import L1
+    >>> residual(torch.zeros(2), torch.tensor([0.1, 3.0]), L1(1.0), 0.5)
+    tensor([0., 2.])
     """
     if x.device.type == "mps":  # which has no float64
         return (x - phi.prox(x - gamma * gradient, gamma)) / gamma
@@ -209,33 +234,59 @@ def residual(x: Tensor, gradient: Tensor, phi: Regularizer, gamma: float) -> Ten
 
 
 def natural_residual(problem: Problem, phi: Regularizer, x: Tensor, gamma: float) -> Tensor:
-    """F_nat(x) = (x - prox(x - gamma grad f(x), gamma)) / gamma: zero exactly at stationary points.
+    r"""Return $F_{nat}(x) = (x - \prox_{\gamma \phi}(x - \gamma \nabla f(x))) / \gamma$: 0 at stationary points only.
 
     It shrinks as gamma grows: use one gamma for everything that is compared.
+
+    >>> from fednmap.problems import LeastSquares
+    >>> from fednmap.regularizers import Zero
+    >>> natural_residual(LeastSquares([(torch.eye(2), torch.ones(2))]), Zero(), torch.ones(2), 1.0)
+    tensor([0., 0.])
     """
     return residual(x, problem.gradient(x), phi, gamma)
 
 
 def normal_map(problem: Problem, phi: Regularizer, z: Tensor, gamma: float) -> Tensor:
-    """F_nor(z) = grad f(prox(z)) + (z - prox(z)) / gamma, at least (1 - gamma rho) |F_nat(prox(z))| long."""
+    r"""Return $F_{nor}(z) = \nabla f(x) + (z - x) / \gamma$ with $x = \prox_{\gamma \phi}(z)$.
+
+    Its norm is at least $(1 - \gamma \rho) |F_{nat}(x)|$.
+
+    >>> from fednmap.problems import LeastSquares
+    >>> from fednmap.regularizers import L1
+    >>> normal_map(LeastSquares([(torch.eye(1), torch.ones(1))]), L1(1.0), torch.tensor([3.0]), 1.0)
+    tensor([2.])
+    """
     x = phi.prox(z, gamma)
     return problem.gradient(x) + (z - x) / gamma
 
 
 def stationarity(problem: Problem, phi: Regularizer, x: Tensor, gamma: float) -> Tensor:
-    """Return |F_nat(x)|^2, what the paper plots."""
+    """Return $|F_{nat}(x)|^2$, which the paper plots.
+
+    >>> from fednmap.problems import LeastSquares
+    >>> from fednmap.regularizers import Zero
+    >>> stationarity(LeastSquares([(torch.eye(2), torch.ones(2))]), Zero(), torch.zeros(2), 1.0)
+    tensor(0.5000)
+    """
     return natural_residual(problem, phi, x, gamma).square().sum()
 
 
 def zeros(x: Tensor) -> Tensor:
-    """Return the share of coordinates that are exactly zero."""
+    """Return the share of coordinates that are exactly zero.
+
+    >>> zeros(torch.tensor([0.0, 1.0]))
+    tensor(0.5000)
+    """
     return (x == 0).to(x.dtype).mean()
 
 
 def hoyer(x: Tensor) -> Tensor:
-    """Hoyer's sparsity (sqrt(p) - |x|_1 / |x|_2) / (sqrt(p) - 1).
+    r"""Return Hoyer's sparsity $(\sqrt p - |x|_1 / |x|_2) / (\sqrt p - 1)$.
 
-    0 when all magnitudes are equal, 1 for a single nonzero coordinate and, by convention, for x = 0.
+    0 when all magnitudes are equal, 1 for a single nonzero coordinate and, by convention, for the vector 0.
+
+    >>> hoyer(torch.tensor([3.0, 0.0, 0.0, 0.0])), hoyer(torch.ones(4))
+    (tensor(1.), tensor(0.))
     """
     size = x.abs()
     largest, root = size.max(), x.numel() ** 0.5
@@ -248,9 +299,12 @@ def hoyer(x: Tensor) -> Tensor:
 
 
 def support(x: Tensor, truth: Tensor) -> tuple[float, float]:
-    """Precision and recall of the nonzero coordinates of x, as guesses of those of `truth`.
+    """Return precision and recall of the nonzero coordinates of x, as guesses of those of `truth`.
 
-    1 where the question is empty: no guess is wrong, nothing there was missed.
+    A share of no coordinates is 1.
+
+    >>> support(torch.tensor([1.0, 1.0, 0.0]), torch.tensor([1.0, 0.0, 0.0]))
+    (0.5, 1.0)
     """
     found, true = x != 0, truth != 0
     hits = int((found & true).sum())
@@ -258,7 +312,11 @@ def support(x: Tensor, truth: Tensor) -> tuple[float, float]:
 
 
 def accuracy(predictions: Tensor, labels: Tensor) -> float:
-    """Return the share of labels that were predicted."""
+    """Return the share of labels that were predicted.
+
+    >>> accuracy(torch.tensor([1, 2]), torch.tensor([1, 3]))
+    0.5
+    """
     return float((predictions == labels).double().mean())
 
 
@@ -268,14 +326,25 @@ EVALUATED = ("objective", "loss", "stationarity", "zeros", "hoyer")
 
 @torch.no_grad()
 def evaluate(problem: Problem, phi: Regularizer, x: Tensor, gamma: float) -> dict[str, float]:
-    """Return the numbers a run reports of a model."""
+    """Return the numbers that a run reports of a model: those of `EVALUATED`.
+
+    >>> from fednmap.problems import LeastSquares
+    >>> from fednmap.regularizers import L1
+    >>> evaluate(LeastSquares([(torch.eye(2), torch.ones(2))]), L1(0.1), torch.zeros(2), 1.0)["zeros"]
+    1.0
+    """
     together = info_of(problem).value_and_gradient
     loss, gradient = (problem.loss(x), problem.gradient(x)) if together is None else together(x)
     return numbers(x, float(loss), gradient, phi, gamma)
 
 
 def numbers(x: Tensor, loss: float, gradient: Tensor | None, phi: Regularizer, gamma: float) -> dict[str, float]:
-    """Return the numbers a run reports of a model whose loss is known; no stationarity where the gradient is not."""
+    """Return the numbers of `evaluate` for a known loss and gradient; without a gradient no stationarity.
+
+    >>> from fednmap.regularizers import Zero
+    >>> numbers(torch.ones(2), 0.5, None, Zero(), 1.0)["objective"]
+    0.5
+    """
     found = {"objective": loss + float(phi.value(x)), "loss": loss}
     if gradient is not None:
         found["stationarity"] = float(residual(x, gradient, phi, gamma).square().sum())

@@ -2,6 +2,7 @@
 
     python tools/prose.py            sentences and lines of README.md and docs/; class names; options per help panel
     python tools/prose.py --pages    the same, with a line per page
+    python tools/prose.py --docstrings [ROOM]   what docstrings and comments of the package lack, or have too much
 A sentence ends with . ! or ?, or with its paragraph or list item. Code blocks, tables, headings and directives are
 not counted; inline code and a formula count as one word each.
 """
@@ -9,10 +10,14 @@ not counted; inline code and a formula count as one word each.
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import sys
+import textwrap
+import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +34,20 @@ LINK = re.compile(r"\]\([^)]*\)")
 ITEM = re.compile(r"^\s*(?:[-*]|\d+\.)\s+", re.M)
 END = re.compile(r"(?<=[.!?])[)\"*_]*\s+")
 ABBREVIATION = re.compile(r"\b(e\.g|i\.e|et al|cf|vs|Eq|Sec)\.")
+
+EXACT = re.compile(r"\$\$.*?\$\$|\$[^$]+\$|`[^`]*`|^ *>>>.*?(?=\n\s*\n|\Z)|::\n.*?(?=\n\S|\Z)", re.M | re.S)
+FORMULA = re.compile(r"\|\w+\|_?\d?|\w\^|\w_\w\b(?= [=<>+])|[\w)] (?:<=|>=|<|>|=) [\w(|-]|\b(?:argmin|sum)_\w")
+STUMBLE = re.compile(
+    r"\b(anew|besides?|told|tells?|by hand|hands?|handed|at once|of (?:its|their|his|a|one's) own|whom|goe?s? on|hear|"
+    r"side by side|lives?|fewer of what|asked for by|is due|was due|heard|believe[sd]?|at hand|come by|said once)\b"
+)
+VERB = re.compile(
+    r"(Add|Apply|Ask|Build|Call|Check|Choose|Compare|Compute|Copy|Count|Create|Cut|Delete|Describe|Download|Draw|Encode|"
+    r"Decode|Estimate|Evaluate|Export|Find|Fit|Forget|Format|Generate|Give|Keep|Load|Make|Map|Measure|Merge|Number|Open|"
+    r"Pack|Parse|Plan|Plot|Predict|Print|Put|Raise|Read|Receive|Record|Refuse|Remove|Repeat|Replace|Report|Restore|Return|"
+    r"Run|Save|Score|Select|Send|Set|Share|Show|Simulate|Solve|Split|Start|Stop|Store|Sum|Take|Test|Train|Transform|Tune|"
+    r"Turn|Unpack|Update|Use|Warn|Write|Yield)\b"
+)
 
 
 def pages() -> list[Path]:
@@ -83,6 +102,63 @@ def modules_named_twice() -> list[str]:
     return sorted(name for name in found | rooms if max(found[name], rooms[name]) > 1)
 
 
+def public() -> Iterator[tuple[str, Any]]:
+    """The classes and functions of the site's reference, by full name, with their public methods."""
+    sys.path.insert(0, str(ROOT / "docs" / "_ext"))
+    interface: Any = import_module("interface")
+    for module in ("fednmap", *interface.BY_CLASS, *interface.MODULES):
+        found = import_module(module)
+        for name in getattr(found, "__all__", vars(found)):
+            thing = getattr(found, name)
+            here = str(getattr(thing, "__module__", "")).startswith(module)
+            if name.startswith("_") or not here or not (inspect.isclass(thing) or inspect.isroutine(thing)):
+                continue
+            yield f"{module}.{name}", thing
+            for below, inner in vars(thing).items() if inspect.isclass(thing) else ():
+                inner = getattr(inner, "__func__", inner)
+                if not below.startswith("_") and inspect.isfunction(inner) and inner.__doc__:
+                    yield f"{module}.{name}.{below}", inner
+
+
+def lacks(thing: Any) -> Iterator[str]:
+    """What the docstring of a public class or function lacks."""
+    text = thing.__doc__ or ""
+    first = text.partition(" ")[0]
+    if inspect.isclass(thing) and VERB.match(first):
+        yield f"a class begins with a noun, not {first!r}"
+    elif not inspect.isclass(thing) and not VERB.match(first):
+        yield f"a function begins with a verb, not {first!r}"
+    for found in FORMULA.findall(EXACT.sub("", textwrap.dedent(text))):
+        yield f"formula outside $: {found}"
+    if not inspect.isclass(thing) and "raise " in inspect.getsource(thing) and not re.search("[Rr](aise|efuse)", text):
+        yield "raises"
+    made_by_others = inspect.isclass(thing) and (inspect.isabstract(thing) or issubclass(thing, (tuple, Exception)))
+    if not made_by_others and ">>>" not in text and "." not in thing.__qualname__:
+        yield "no example"
+
+
+def stumbling(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines of a module's docstrings, comments and messages with a word at which a reader stumbles."""
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            if token.type in (tokenize.STRING, tokenize.COMMENT):
+                for offset, line in enumerate(token.string.splitlines()):
+                    for found in STUMBLE.findall(line):
+                        yield token.start[0] + offset, f"{found}: {line.strip()}"
+
+
+def docstrings(room: str) -> None:
+    for name, thing in public():
+        if name.startswith(f"fednmap.{room}"):
+            for text in lacks(thing):
+                print(f"{name}: {text}")
+    for path in sorted((ROOT / "fednmap").rglob("*.py")):
+        where = path.relative_to(ROOT).as_posix()
+        if where.startswith(f"fednmap/{room}"):
+            for number, text in stumbling(path):
+                print(f"{where}:{number}: {text}")
+
+
 def panels() -> dict[str, Counter[str]]:
     """Command -> options in each panel of its help."""
     from fednmap.cli import COMMANDS, app
@@ -127,4 +203,7 @@ def main(by_page: bool) -> None:
 
 
 if __name__ == "__main__":
-    main("--pages" in sys.argv[1:])
+    if "--docstrings" in sys.argv[1:]:
+        docstrings("".join(sys.argv[2:]))
+    else:
+        main("--pages" in sys.argv[1:])

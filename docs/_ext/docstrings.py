@@ -101,6 +101,9 @@ FOREIGN = ("sklearn", "enum", "torch", "numpy")
 
 def skip(app: object, what: str, name: str, thing: object, skipped: bool, options: object) -> bool | None:
     """What other libraries have put into our classes is on their pages, not on ours; a re-export is where it began."""
+    page = app.env.temp_data.get("autodoc:module")  # type: ignore[attr-defined]
+    if what == "module" and page and not str(getattr(thing, "__module__", page)).startswith(page):
+        return True
     field = type(thing).__name__ == "_tuplegetter"  # of a NamedTuple, whose signature names them all
     if isinstance(thing, type) and "." in thing.__qualname__:  # the state of the method that another one wraps
         here = app.env.temp_data.get("autodoc:class")  # type: ignore[attr-defined]

@@ -1,14 +1,12 @@
-"""Methods, one file each; every one is a `fednmap.core.Algorithm`."""
+"""Federated methods; each is a `fednmap.core.Algorithm`."""
 
 from dataclasses import is_dataclass
 
 from fednmap.algorithms.central import NormalMapSGD, ProxSGD
-from fednmap.algorithms.compressed_fednmap import CompressedFedNMap
-from fednmap.algorithms.econtrolda import EControlDA
-from fednmap.algorithms.fast_fedda import FastFedDA
+from fednmap.algorithms.compressed import CompressedFedNMap, EControlDA
 from fednmap.algorithms.fedavg import FedAvg, FedProx, PrunedFedAvg
 from fednmap.algorithms.fedcanon import FedCanon
-from fednmap.algorithms.fedda import FedDA, FedMiD
+from fednmap.algorithms.fedda import FastFedDA, FedDA, FedMiD
 from fednmap.algorithms.fednewton import FedNewton
 from fednmap.algorithms.fednmap import FedNMap
 from fednmap.algorithms.fednmap_memory import FedNMapMemory

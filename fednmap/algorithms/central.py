@@ -38,8 +38,7 @@ class ProxSGD(Algorithm):
     class Server(NamedTuple):
         x: Tensor
 
-    class Up(NamedTuple):
-        x: Tensor
+    Up = Server
 
     def __post_init__(self) -> None:
         check(self, "eta_a", "Q")
@@ -48,13 +47,13 @@ class ProxSGD(Algorithm):
     def init(self, start: Tensor) -> tuple[Server, NoState]:
         return self.Server(start), NoState()
 
-    def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Up, NoState]:
+    def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Server, NoState]:
         x, step = down.x, LocalSteps(self.eta_a, g)
         for q in range(self.Q):
             x = self.phi.prox(step.down(x, x, q), self.eta_a)
         return self.Up(x), client
 
-    def aggregate(self, server: Server, up: Up, share: float) -> Server:
+    def aggregate(self, server: Server, up: Server, share: float) -> Server:
         return self.Server(up.x)
 
 
@@ -83,8 +82,7 @@ class NormalMapSGD(Algorithm):
     class Server(NamedTuple):
         z: Tensor
 
-    class Up(NamedTuple):
-        z: Tensor
+    Up = Server
 
     def __post_init__(self) -> None:
         check(self, "eta_a", "Q")
@@ -93,12 +91,12 @@ class NormalMapSGD(Algorithm):
     def init(self, start: Tensor) -> tuple[Server, NoState]:
         return self.Server(start), NoState()
 
-    def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Up, NoState]:
+    def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Server, NoState]:
         z, step = down.z, LocalSteps(self.eta_a, g)
         for q in range(self.Q):
             x = self.phi.prox(z, self.gamma)
             z = step.down(z, x, q, (z - x) / self.gamma)
         return self.Up(z), client
 
-    def aggregate(self, server: Server, up: Up, share: float) -> Server:
+    def aggregate(self, server: Server, up: Server, share: float) -> Server:
         return self.Server(up.z)

@@ -9,7 +9,7 @@ Connections for Efficient Neural Networks, 2015.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -20,7 +20,7 @@ from fednmap.regularizers import Zero
 from fednmap.regularizers.parameters import below_one, nonnegative
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Averaging(Algorithm):
     """Local SGD whose changes are averaged: what the methods of this file share."""
 
@@ -34,7 +34,9 @@ class Averaging(Algorithm):
     traits = Traits(
         composite=False, up=1, down=1, prox="0 + 0", fixed_point=FixedPoint.BIASED, rate="-", server_variable="x"
     )
-    Server: ClassVar[type[Any]]
+
+    class Server(NamedTuple):
+        x: Tensor
 
     class Up(NamedTuple):
         change: Tensor
@@ -42,20 +44,20 @@ class Averaging(Algorithm):
     def __post_init__(self) -> None:
         check(self, "eta_a", "eta_s", "Q", "local_momentum", "local_decay")
 
-    def init(self, start: Tensor) -> tuple[Any, NoState]:
+    def init(self, start: Tensor) -> tuple[Server, NoState]:
         return self.Server(start), NoState()
 
-    def local(self, down: Any, client: NoState, g: Oracle) -> tuple[Up, NoState]:
+    def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Up, NoState]:
         y, step = down.x, LocalSteps(self.eta_a, g, self.local_momentum, self.local_decay)
         for q in range(self.Q):
             y = step.down(y, y, q)
         return self.Up(y - down.x), client
 
-    def aggregate(self, server: Any, up: Up, share: float) -> Any:
+    def aggregate(self, server: Server, up: Up, share: float) -> Server:
         return self.Server(server.x + self.eta_s * up.change)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FedAvg(Averaging):
     r"""FedAvg solves $\min f(x)$, up to a bias of order $\eta_a$ on heterogeneous clients.
 
@@ -74,11 +76,8 @@ class FedAvg(Averaging):
     False
     """
 
-    class Server(NamedTuple):
-        x: Tensor
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FedProx(Averaging):
     r"""FedProx solves $\min f(x)$, up to a bias on heterogeneous clients.
 
@@ -95,21 +94,18 @@ class FedProx(Averaging):
 
     mu: float = 0.01
 
-    class Server(NamedTuple):
-        x: Tensor
-
     def __post_init__(self) -> None:
         super().__post_init__()
         nonnegative(self, "mu")
 
-    def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Averaging.Up, NoState]:
+    def local(self, down: Averaging.Server, client: NoState, g: Oracle) -> tuple[Averaging.Up, NoState]:
         y, step = down.x, LocalSteps(self.eta_a, g, self.local_momentum, self.local_decay)
         for q in range(self.Q):
             y = step.down(y, y, q, self.mu * (y - down.x))
         return self.Up(y - down.x), client
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PrunedFedAvg(Averaging):
     """PrunedFedAvg runs FedAvg and prunes its model: what people do instead of a composite method.
 
@@ -126,13 +122,12 @@ class PrunedFedAvg(Averaging):
     zeros: float = 0.8
 
     traits = replace(Averaging.traits, fixed_point=FixedPoint.NONE)
-    Server = FedAvg.Server
 
     def __post_init__(self) -> None:
         super().__post_init__()
         below_one(self, "zeros")
 
-    def model(self, server: FedAvg.Server) -> Tensor:
+    def model(self, server: Averaging.Server) -> Tensor:
         smallest = int(self.zeros * server.x.numel() + 1e-6)  # 0.29 of 100 are 29
         order = server.x.abs().sort(stable=True).indices  # of those that are equally small the last ones stay
         return server.x.index_fill(0, order[:smallest], 0.0)

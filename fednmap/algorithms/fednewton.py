@@ -1,4 +1,7 @@
-"""FedNewton: a semismooth Newton method on the normal map, for models with few coordinates.
+r"""FedNewton: a semismooth Newton method on the normal map, for models with few coordinates.
+
+With $x = \prox_{\gamma \phi}(z)$ and a generalised Jacobian P of the prox at z, the normal map
+$F(z) = \nabla f(x) + (z - x)/\gamma$ has the generalised Jacobian $H P + (I - P)/\gamma$.
 
 After Ouyang and Milzarek, A trust region-type normal map-based semismooth Newton method for nonsmooth nonconvex
 composite optimization, 2021; for phi = 0 the iteratively reweighted least squares of DataSHIELD and its relatives.
@@ -14,39 +17,45 @@ import torch
 from torch import Tensor
 
 from fednmap.algorithms.hyperparameters import check, prox_step
-from fednmap.algorithms.quasi_newton import is_worse
-from fednmap.algorithms.semismooth import newton_point
+from fednmap.algorithms.quasi_newton import is_worse, minimised
 from fednmap.core import Algorithm, FixedPoint, NoState, Oracle, Regularizer, SecondOrder, Traits
 from fednmap.names import InputError
 
 LIMIT = 2000  # coordinates: a client then sends 2 million numbers per round
 DAMPED = 1e-3  # mu after the first step that was taken back, in units of H's mean eigenvalue; then 10 times as much,
 MOST = 1e5  # up to this
+INNER = 60  # steps on a model, at most
+CLOSE = 1e-7  # the model's normal map is solved until it is so much smaller than it was
+FINE = 1e-4  # differences of prox are so much shorter than what it moves
+SHORTEST = 1 / 16  # of a semismooth step; if that does not help prox steps do
 
 
 @dataclass(frozen=True)
 class FedNewton(Algorithm):
-    """FedNewton solves min f(x) + phi(x) in a few rounds, each with every client's gradient and Hessian.
+    r"""FedNewton solves $\min f(x) + \phi(x)$ in a few rounds, each with every client's gradient and Hessian.
 
-    With x = prox(z) = prox_{gamma phi}(z)::
+    With $x = \prox(z) = \prox_{\gamma \phi}(z)$:
 
-        client i:  send grad f_i(x) and the lower half of H_i(x)
-        server:    g = mean grad f_i(x),  H = mean H_i(x)
-                   z kept if psi and the residual say so, mu = mu / 10;  else back to the z before, mu = 10 mu
-                   z = the solution z' of  g + (H + mu I)(prox(z') - x) + (z' - prox(z'))/gamma = 0
+    $$
+    \text{client } i:\quad & \text{sends } \nabla f_i(x) \text{ and the lower half of } H_i(x) \\
+    \text{server}:\quad & g = \mean \nabla f_i(x), \qquad H = \mean H_i(x) \\
+    & z \text{ is kept if } \psi \text{ and the residual say so}, \ \mu = \mu / 10;
+        \text{ else back to the } z \text{ before}, \ \mu = 10 \mu \\
+    & z = \text{the solution } z' \text{ of } g + (H + \mu I)(\prox(z') - x) + (z' - \prox(z'))/\gamma = 0
+    $$
 
-    The last line is the normal map of f's quadratic model at x, solved on the server by semismooth Newton steps
-    (`fednmap.algorithms.semismooth`): x' = prox(z') minimises the model plus phi. mu = 0 at first; with a large mu the
-    step is a plain proximal gradient step of length 1/mu, which is good for every smooth f: that is the safeguard. The
-    change of psi is estimated from both gradients, <g + g', x' - x>/2 + phi(x') - phi(x).
+    The last line is the normal map of f's quadratic model at x, solved on the server by semismooth Newton steps:
+    $x' = \prox(z')$ minimises the model plus $\phi$. $\mu = 0$ at first; with a large $\mu$ the step is a proximal
+    gradient step of length $1/\mu$, which is good for every smooth f: that is the safeguard. The change of $\psi$ is
+    estimated from both gradients, $\langle g + g', x' - x \rangle / 2 + \phi(x') - \phi(x)$.
 
     eta_a: gamma, where that is not given. The models x do not depend on it.
-    gamma: prox parameter, gamma * rho < 1.
+    gamma: prox parameter, $\gamma \rho < 1$.
 
-    A client sends p + p (p + 1)/2 numbers per round; more than 2,000 coordinates are refused. Gradients must be exact,
-    and the problem must know its clients' Hessians: linear models and Cox's do, networks do not. A Hessian tells more
-    of a client's data than a gradient does. Converges quadratically near a solution where H is positive on the active
-    set.
+    A client sends $p + p (p + 1)/2$ numbers per round; more than 2,000 coordinates are refused. Gradients must be
+    exact, and the problem must have its clients' Hessians: linear models and Cox's do, networks do not. A Hessian
+    reveals more of a client's data than a gradient does. Converges quadratically near a solution where H is positive
+    definite on the active set.
 
     >>> from fednmap import run
     >>> from fednmap.regularizers import L1
@@ -133,9 +142,6 @@ class FedNewton(Algorithm):
         new = newton_point(self.phi, self.gamma, z, g, self._full(H), float(mu))
         return self.Server(new, z, g, H, mu, server.rounds + 1)
 
-    def model(self, server: Server) -> Tensor:
-        return self.phi.prox(server.z, self.gamma)
-
     def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
         return (self.model(before), after.g) if torch.equal(before.z, after.kept) else None
 
@@ -150,3 +156,62 @@ class FedNewton(Algorithm):
         full = H.new_zeros(p, p)
         full[row, column] = full[column, row] = H
         return full
+
+
+def prox_jacobian(phi: Regularizer, z: Tensor, gamma: float) -> Tensor:
+    """P (p, p): central differences of prox at z, which every prox has, whatever it is computed by.
+
+    Where prox has a kink within the difference, the mean of both sides' derivatives: a generalised Jacobian too.
+
+    >>> from fednmap.regularizers import L1
+    >>> prox_jacobian(L1(1.0), torch.tensor([3.0, 0.5]), 1.0)
+    tensor([[1., 0.],
+            [0., 0.]])
+    """
+    eps, scale = torch.finfo(z.dtype).eps, max(float(z.abs().max()), torch.finfo(z.dtype).tiny)
+    moved = FINE * float((z - phi.prox(z, gamma)).abs().max())  # kinks are about as far apart as prox moves z
+    e = min(max(moved, eps ** (2 / 3) * scale), eps ** (1 / 3) * scale) if moved else eps ** (1 / 3) * scale
+    e = 2.0 ** math.floor(math.log2(e))  # z + e and z - e are then as far apart as they say
+    steps = torch.eye(len(z), dtype=z.dtype, device=z.device) * e
+    return ((phi.prox(z + steps, gamma) - phi.prox(z - steps, gamma)) / (2 * e)).mT
+
+
+def newton_point(phi: Regularizer, gamma: float, z: Tensor, g: Tensor, H: Tensor, mu: float) -> Tensor:
+    """Return z' with prox(z') = argmin_u <g, u> + <u - x, (H + mu I)(u - x)> / 2 + phi(u), x = prox(z).
+
+    The normal map of that model is solved by semismooth Newton steps; where they do not help, by accelerated prox
+    steps. Negative eigenvalues of H count as positive. Both use the prox at the step 1/(largest eigenvalue + mu), which
+    is well scaled; a subgradient found there makes a z for any gamma.
+    """
+    values, vectors = torch.linalg.eigh(H)
+    values = values.abs() + mu
+    largest = max(float(values[-1]), float(values[0]), torch.finfo(z.dtype).tiny)
+    floor = 10 * torch.finfo(z.dtype).eps * largest
+    B: Tensor = (vectors * values.clamp_min(floor)) @ vectors.mT
+    x = phi.prox(z, gamma)
+    s = 1 / max(largest, 2 * phi.rho)
+
+    def normal_map(w: Tensor) -> Tensor:
+        u = phi.prox(w, s)
+        return g + B @ (u - x) + (w - u) / s
+
+    w = x + s / gamma * (z - x)
+    F = normal_map(w)
+    rounding = torch.finfo(z.dtype).eps * float(g.norm() + largest * x.norm())
+    close = max(CLOSE * float(F.norm()), rounding)
+    unit = torch.eye(len(z), dtype=z.dtype, device=z.device)
+    for _ in range(INNER):
+        if not float(F.norm()) > close:
+            break
+        P = prox_jacobian(phi, w, s)
+        step, long = torch.linalg.solve_ex(B @ P + (unit - P) / s, -F).result, 1.0
+        while long >= SHORTEST and not float(normal_map(w + long * step).norm()) < (1 - 0.1 * long) * float(F.norm()):
+            long /= 2
+        if long >= SHORTEST:
+            w = w + long * step
+        else:
+            u = phi.prox(w, s)
+            w = minimised(phi, s, u, g + B @ (u - x), B.mv, largest, close)
+        F = normal_map(w)
+    u = phi.prox(w, s)
+    return u + gamma / s * (w - u)

@@ -18,7 +18,7 @@ from fednmap.core import Oracle, Regularizer
 from fednmap.regularizers.parameters import fraction
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FedNMap(ControlVariate):
     r"""FedNMap solves $\min f(x) + \phi(x)$ for smooth $f_i$ and weakly convex $\phi$, whatever the heterogeneity.
 

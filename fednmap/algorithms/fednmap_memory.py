@@ -91,8 +91,5 @@ class FedNMapMemory(Algorithm):
         z, past = quasi_newton.next_point(self.phi, self.gamma, step, server.z, up.y, h, past, share, local=self.Q > 1)
         return self.Server(z, h, *past)
 
-    def model(self, server: Server) -> Tensor:
-        return self.phi.prox(server.z, self.gamma)
-
     def known_gradient(self, before: Server, after: Server) -> tuple[Tensor, Tensor] | None:
         return self._fednmap.known_gradient(self.broadcast(before), self.broadcast(after))

@@ -19,7 +19,7 @@ from fednmap.regularizers import Zero
 from fednmap.regularizers.parameters import fraction
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SCAFFOLD(Algorithm):
     r"""SCAFFOLD solves $\min f(x)$, exactly on heterogeneous clients.
 

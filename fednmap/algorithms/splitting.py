@@ -183,8 +183,7 @@ class FedPD(Algorithm):
         x: Tensor
         lam: Tensor
 
-    class Up(NamedTuple):
-        x: Tensor
+    Up = Server
 
     def __post_init__(self) -> None:
         check(self, "eta_a", "Q")
@@ -193,12 +192,12 @@ class FedPD(Algorithm):
     def init(self, start: Tensor) -> tuple[Server, Client]:
         return self.Server(start), self.Client(start, torch.zeros_like(start))
 
-    def local(self, down: Server, client: Client, g: Oracle) -> tuple[Up, Client]:
+    def local(self, down: Server, client: Client, g: Oracle) -> tuple[Server, Client]:
         (x, lam), step = client, LocalSteps(self.eta_a, g)
         for q in range(self.Q):
             x = step.down(x, x, q, lam + (x - down.x) / self.r)
         lam = lam + (x - down.x) / self.r
         return self.Up(x + self.r * lam), self.Client(x, lam)
 
-    def aggregate(self, server: Server, up: Up, share: float) -> Server:
+    def aggregate(self, server: Server, up: Server, share: float) -> Server:
         return self.Server(up.x)

@@ -26,24 +26,28 @@ FRESH = 1_000_000  # rounds from here on give minibatches that no run of ordinar
 
 @dataclass(frozen=True, eq=False)
 class Smoothness:
-    """The norm of every client's Hessian and of the Hessian of f, at the worst of the points."""
+    """The norm of every client's Hessian and of the Hessian of f, at the worst of the points.
+
+    >>> Smoothness(torch.tensor([0.5, 2.0]), 1.25).largest
+    2.0
+    """
 
     clients: Tensor
     overall: float
 
     @property
     def largest(self) -> float:
-        """max_i L_i, the L of Assumption 2."""
+        r"""$\max_i L_i$, the L of Assumption 2."""
         return float(self.clients.max())
 
 
 def estimate_smoothness(problem: Problem, points: Points, *, iterations: int = 30, seed: int = 0) -> Smoothness:
-    r"""L: the largest absolute eigenvalue of the Hessians of the f_i and of f, by power iteration.
+    r"""Return the largest absolute eigenvalues of the Hessians of the $f_i$ and of f, by power iteration.
 
-    v <- H v / |H v|, with H v = (grad(x + e v) - grad(x - e v)) / (2 e) and e = eps^(1/3) max(1, |x|): two gradients
-    an iteration and no second derivatives, so any Problem will do. The problems here are asked for exact client
-    gradients; another one for its minibatch of round 0, step 0, the same on both sides of the difference.
-    Power iteration approaches the eigenvalue from below; for a quadratic that is the only error.
+    An iteration is $v \leftarrow H v / |H v|$, with $H v = (\nabla f(x + e v) - \nabla f(x - e v)) / (2 e)$ and
+    $e = \epsilon^{1/3} \max(1, |x|)$: two gradients and no second derivatives, for any Problem. Its exact client
+    gradients are used, or, where it has none, those of the minibatch of round 0, step 0, on both sides of the
+    difference. Power iteration approaches the eigenvalue from below; for a quadratic that is the only error.
 
     >>> from fednmap.problems import LeastSquares
     >>> A, b = torch.eye(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
@@ -64,23 +68,29 @@ def estimate_smoothness(problem: Problem, points: Points, *, iterations: int = 3
 
 @dataclass(frozen=True, eq=False)
 class Variance:
-    """E|g_i - grad f_i|^2 of every client, at the worst of the points."""
+    r"""$E|g_i - \nabla f_i|^2$ of every client, at the worst of the points.
+
+    >>> Variance(torch.tensor([1.0, 3.0])).mean
+    2.0
+    """
 
     clients: Tensor
 
     @property
     def largest(self) -> float:
-        """max_i sigma_i^2, the sigma^2 of Assumption 1."""
+        r"""$\max_i \sigma_i^2$, the $\sigma^2$ of Assumption 1."""
         return float(self.clients.max())
 
     @property
     def mean(self) -> float:
-        """mean_i sigma_i^2, what averaging over the clients sees."""
+        r"""$\mean \sigma_i^2$, what averaging over the clients sees."""
         return float(self.clients.mean())
 
 
 def estimate_variance(problem: Problem, points: Points, *, draws: int = 16) -> Variance:
-    r"""Return the variance sigma^2 of a minibatch gradient, sum_k |g_ik - mean_k g_ik|^2 / (draws - 1), without bias.
+    r"""Return the unbiased variance $\sum_k |g_{ik} - \bar g_i|^2 / (\text{draws} - 1)$ of each minibatch gradient.
+
+    Fewer than two draws raise InputError.
 
     >>> from fednmap.problems import LeastSquares
     >>> data = [(torch.ones(2, 1), torch.tensor([-1.0, 1.0]))]
@@ -95,10 +105,10 @@ def estimate_variance(problem: Problem, points: Points, *, draws: int = 16) -> V
 
 
 def estimate_heterogeneity(problem: Problem, points: Points, *, draws: int = 16) -> float:
-    r"""Return mean_i |grad f_i(x) - grad f(x)|^2 at the worst point; clients weigh as they do in f. FedNMap's theory
-    does not need it.
+    r"""Return $\mean |\nabla f_i(x) - \nabla f(x)|^2$ at the worst point; clients weigh as they do in f.
 
-    |mean_k g_ik - grad f|^2 exceeds |grad f_i - grad f|^2 by sigma_i^2 / draws on average, which is subtracted.
+    FedNMap's theory does not need it. $|\mean_k g_{ik} - \nabla f|^2$ exceeds $|\nabla f_i - \nabla f|^2$ by
+    $\sigma_i^2 / \text{draws}$ on average, which is subtracted.
 
     >>> from fednmap.problems import LeastSquares
     >>> one = torch.ones(1, 1)
@@ -113,13 +123,18 @@ def estimate_heterogeneity(problem: Problem, points: Points, *, draws: int = 16)
 
 
 def mean_gradient2(problem: Problem, x: Tensor, *, draws: int = 16) -> float:
-    """Return mean_i |grad f_i(x)|^2, the `gradients2` of `nonconvex` and `rounds_to`; clients weigh as they do in f."""
+    r"""Return $\mean |\nabla f_i(x)|^2$, the `gradients2` of `nonconvex` and `rounds_to`; clients weigh as in f.
+
+    >>> from fednmap.problems import LeastSquares
+    >>> mean_gradient2(LeastSquares([(torch.ones(1, 1), torch.ones(1))]), torch.zeros(1))
+    1.0
+    """
     mean, variance = _moments(exact(problem), x, draws)
     return max(0.0, float(_average(problem, mean.square().sum(-1) - variance / draws)))
 
 
 class Gap(NamedTuple):
-    """psi at a point and the lowest psi found from there."""
+    r"""$\psi$ at a point and the lowest $\psi$ found from there."""
 
     start: float
     best: float
@@ -127,22 +142,23 @@ class Gap(NamedTuple):
 
     @property
     def found(self) -> float:
-        """psi(x) - lowest psi found: delta_psi from below."""
+        r"""$\psi(x)$ minus the lowest $\psi$ found: $\Delta_\psi$ from below."""
         return self.start - self.best
 
     @property
     def at_most(self) -> float:
-        """psi(x) - lower bound on psi: delta_psi from above."""
+        r"""$\psi(x)$ minus the lower bound on $\psi$: $\Delta_\psi$ from above."""
         return self.start - self.lower_bound
 
 
 def estimate_gap(
     problem: Problem, phi: Regularizer, x: Tensor, *, L: float, steps: int = 100, lower_bound: float = 0.0
 ) -> Gap:
-    r"""Return delta_psi = psi(x) - inf psi, from both sides.
+    r"""Return $\Delta_\psi = \psi(x) - \inf \psi$, from both sides.
 
-    From below by the best of `steps` proximal gradient steps x <- prox(x - s grad f(x), s), s = min(1/L, 1/(2 rho)).
-    From above by a number that psi never falls below: 0 for a nonnegative loss and regularizer.
+    From below by the best of `steps` proximal gradient steps $x \leftarrow \prox_{s \phi}(x - s \nabla f(x))$ with
+    $s = \min(1/L, 1/(2 \rho))$. From above by `lower_bound`, below which $\psi$ never falls: 0 for a nonnegative loss
+    and regularizer.
 
     >>> from fednmap.problems import LeastSquares
     >>> from fednmap.regularizers import Zero

@@ -1,4 +1,4 @@
-"""Step sizes for FedNMap without a search by hand: measured constants, then short pilot runs."""
+"""Step sizes for FedNMap from measured constants and short pilot runs."""
 
 from __future__ import annotations
 

@@ -42,9 +42,7 @@ class Speedup:
         """Whether linear speedup is seen: the whole interval at or below -1/2."""
         if self.high <= LINEAR:
             return "linear speedup is seen"
-        return (
-            "linear speedup is not seen" if self.low > LINEAR else "undecided: more trials or a wider sweep would tell"
-        )
+        return "linear speedup is not seen" if self.low > LINEAR else "undecided: use more trials or a wider sweep"
 
     @property
     def steps(self) -> tuple[float, ...]:

@@ -14,9 +14,13 @@ from fednmap.names import InputError
 
 @dataclass(frozen=True)
 class Steps:
-    """A theorem's choice of parameters, its bound there, and how the choice stands to its conditions.
+    r"""A theorem's choice of parameters, its bound there, and which of its conditions the choice violates.
 
-    gamma, m, eta_hat, eta_a, eta_s hold the paper's formula, admissible or not; eta_hat = eta_a eta_s Q.
+    `gamma`, `m`, `eta_hat`, `eta_a`, `eta_s` hold the paper's formula, admissible or not, with
+    $\hat\eta = \eta_a \eta_s Q$. `nonconvex` and `pl` return them.
+
+    >>> nonconvex(L=1.0, rho=0.0, sigma2=0.0, delta_psi=1.0, n=10, Q=10, T=100).bound > 0
+    True
     """
 
     gamma: float
@@ -60,7 +64,7 @@ class Steps:
 
 
 def c0(gamma: float, rho: float, L: float) -> float:
-    """C_0 = (3 - 4 gamma rho) / (2 (3 - 4 gamma rho + 4 gamma^2 L^2)), equation (cH_can).
+    r"""Return $C_0 = (3 - 4 \gamma \rho) / (2 (3 - 4 \gamma \rho + 4 \gamma^2 L^2))$, equation (cH_can).
 
     >>> c0(gamma=0.1, rho=0.0, L=0.0)
     0.5
@@ -82,44 +86,50 @@ def nonconvex(
     shift2: float | None = None,
     gradients2: float | None = None,
 ) -> Steps:
-    r"""Theorem 1: steps and bound for L-smooth f_i and a rho-weakly convex phi.
+    r"""Return the steps and the bound of Theorem 1, for L-smooth $f_i$ and a $\rho$-weakly convex $\phi$.
 
-    With K = L + rho and eta_hat = eta_a eta_s Q, whenever
+    With $K = L + \rho$, $\hat\eta = \eta_a \eta_s Q$ and $\delta = 1 - \gamma \rho$, whenever
 
-        gamma <= 1 / (5 K),   eta_hat <= (1 - gamma rho) / (100 m sqrt(L^2 + 1/gamma^2)),
-        eta_a <= (1 - gamma rho) / (100 Q sqrt(m (L^2 + 1/gamma^2))),
+    $$
+    \gamma \le \frac{1}{5 K}, \qquad \hat\eta \le \frac{\delta}{100 m \sqrt{L^2 + 1/\gamma^2}}, \qquad
+        \eta_a \le \frac{\delta}{100 Q \sqrt{m (L^2 + 1/\gamma^2)}},
+    $$
 
-    the general bound (ncvx) is
+    the general bound (ncvx) on $\frac{1}{T} \sum_t E|F_{nor}(z_t)|^2$ is the sum of `terms`:
 
-        1/T sum_t E|F_nor(z_t)|^2 <= 27 delta_psi / (eta_hat T)                                    [gap]
-            + 27 gamma C_0 |F_nor(z_0)|^2 / (2 eta_hat T)                                          [normal map]
-            + 330 sigma^2 / (m n Q) + 110000 eta_a^2 Q L^2 sigma^2 / (1 - gamma rho)^2             [noise, drift]
-            + 2 L^2 |x_0 - z_0|^2 / ((1 - gamma rho)^2 T)                                          [shift]
-            + 2 mean_i |grad f_i(x_0)|^2 / ((1 - gamma rho)^2 T)                                   [gradients]
+    $$
+    & \frac{27 \Delta_\psi}{\hat\eta T} + \frac{27 \gamma C_0 |F_{nor}(z_0)|^2}{2 \hat\eta T}
+        && \text{gap, normal map} \\
+    & + \frac{330 \sigma^2}{m n Q} + \frac{110000 \eta_a^2 Q L^2 \sigma^2}{\delta^2} && \text{noise, drift} \\
+    & + \frac{2 L^2 |x_0 - z_0|^2 + 2 \mean |\nabla f_i(x_0)|^2}{\delta^2 T} && \text{shift, gradients}
+    $$
 
-    and the choice (ncvx_teta), returned here, is gamma = 1/(5 K), m = ceil(sqrt(sigma^2 T / (9 K delta_psi n Q))),
+    The choice (ncvx_teta), returned here, is $\gamma = 1/(5 K)$,
+    $m = \lceil \sqrt{\sigma^2 T / (9 K \Delta_\psi n Q)} \rceil$ and
 
-        eta_hat = 1 / (320 sqrt(sigma^2 T K / (n Q delta_psi))),
-        eta_a = 1 / (380 (sigma^2 T Q^3 K^3 / (n delta_psi))^(1/4) + 240 sqrt(K T Q sigma^2 / delta_psi)).
+    $$
+    \hat\eta &= 1 / (320 \sqrt{\sigma^2 T K / (n Q \Delta_\psi)}), \\
+    \eta_a &= 1 / (380 (\sigma^2 T Q^3 K^3 / (n \Delta_\psi))^{1/4} + 240 \sqrt{K T Q \sigma^2 / \Delta_\psi}).
+    $$
 
-    `tuned_bound` is (ncvx_order) with the constants that (teta_res) gives:
+    `tuned_bound` is (ncvx_order) with the constants that (teta_res) gives, and with the terms of the start: the term
+    of the normal map falls like $1/\sqrt T$ here, and (ncvx_order) omits it. It is
 
-        9630 sqrt(K delta_psi sigma^2 / (n Q T)) + 110000/57600 L^2 delta_psi / (K (1 - gamma rho)^2 T)
-        + the starting terms [normal map], [shift] and [gradients].
+    $$
+    9630 \sqrt{K \Delta_\psi \sigma^2 / (n Q T)}
+        + \frac{110000}{57600} \frac{L^2 \Delta_\psi}{K \delta^2 T} + \text{normal map, shift, gradients}.
+    $$
 
-    For sigma2 = 0: m = 1 and the largest steps the theorem admits.
+    For $\sigma = 0$: m = 1 and the largest steps that the theorem admits. `docs/theory.md` lists where statement and
+    proof differ. Numbers out of their range raise InputError.
 
-    Where statement and proof differ: docs/theory.md. (ncvx_order) omits [normal map], which falls like 1/sqrt(T) here
-    and is kept.
-
-    Args:
-        L, rho: smoothness of every f_i; weak convexity of phi.
-        sigma2: bound on E|g_i - grad f_i|^2.
-        delta_psi: psi(x_0) - inf psi.
-        n, Q, T: clients, local steps, rounds.
-        normal_map2: |F_nor(z_0)|^2; where it is not given, its bound 2 gradients2 + 2 shift2 / gamma^2.
-        shift2: |x_0 - z_0|^2.
-        gradients2: mean_i |grad f_i(x_0)|^2.
+    L, rho:      smoothness of every $f_i$; weak convexity of $\phi$.
+    sigma2:      bound on $E|g_i - \nabla f_i|^2$.
+    delta_psi:   $\Delta_\psi = \psi(x_0) - \inf \psi$.
+    n, Q, T:     clients, local steps, rounds.
+    normal_map2: $|F_{nor}(z_0)|^2$. Default: its bound, 2 gradients2 + 2 shift2 / $\gamma^2$.
+    shift2:      $|x_0 - z_0|^2$.
+    gradients2:  $\mean |\nabla f_i(x_0)|^2$.
 
     >>> steps = nonconvex(L=1.0, rho=0.0, sigma2=1.0, delta_psi=1.0, n=10, Q=10, T=90_000)
     >>> steps.gamma, steps.m, steps.violations
@@ -203,34 +213,36 @@ def pl(
     *,
     lyapunov_gap: float | None = None,
 ) -> Steps:
-    r"""Theorem 2: steps and bound when psi satisfies the PL condition 2 mu (psi - psi*) <= dist(0, d psi)^2.
+    r"""Return the steps and the bound of Theorem 2, where $2 \mu (\psi - \psi^*) \le \text{dist}(0, \partial \psi)^2$.
 
-    With K = L + rho + mu and eta_hat = eta_a eta_s Q, whenever
+    With $K = L + \rho + \mu$, $\hat\eta = \eta_a \eta_s Q$ and $\delta = 1 - \gamma \rho$, whenever
 
-        gamma <= 1 / (5 K),   eta_hat <= 1 / (120 m K),   eta_a <= 1 / (96 Q K),
+    $$\gamma \le 1/(5 K), \qquad \hat\eta \le 1/(120 m K), \qquad \eta_a \le 1/(96 Q K),$$
 
-    the general bound (linear) is
+    the general bound (linear) on $E \psi(x_T) - \psi^*$ is the sum of `terms`, start, noise and drift:
 
-        E psi(x_T) - psi* <= exp(-2 eta_hat mu T / (9 (1 + gamma mu C_0))) (E L_0 - psi*)      [start]
-            + 36 sigma^2 / (m n mu Q) + 12100 eta_a^2 Q L^2 sigma^2 / (mu (1 - gamma rho)^2)   [noise, drift]
+    $$
+    \exp\Bigl(\frac{-2 \hat\eta \mu T}{9 (1 + \gamma \mu C_0)}\Bigr) (E \mathcal{L}_0 - \psi^*)
+        + \frac{36 \sigma^2}{m n \mu Q} + \frac{12100 \eta_a^2 Q L^2 \sigma^2}{\mu \delta^2}
+    $$
 
-    and the choice (PL_params), returned here, is gamma = 1/(5 K), m = ceil(mu T / (L + rho)),
-    eta_a = log(n Q T) / (120 Q K T). `tuned_bound` is (pl_order) with the constants of that choice:
+    The choice (PL_params), returned here, is $\gamma = 1/(5 K)$, $m = \lceil \mu T / (L + \rho) \rceil$ and
+    $\eta_a = \log(n Q T) / (120 Q K T)$. `tuned_bound` is (pl_order) with the constants of that choice, and with the
+    start, which (pl_order) omits although it does not vanish at its rate:
 
-        36 (L + rho) sigma^2 / (n Q T mu^2)
-        + 12100/14400 log(n Q T)^2 L^2 sigma^2 / (Q T^2 mu K^2 (1 - gamma rho)^2) + [start].
+    $$
+    \frac{36 (L + \rho) \sigma^2}{n Q T \mu^2}
+        + \frac{12100}{14400} \frac{\log(n Q T)^2 L^2 \sigma^2}{Q T^2 \mu K^2 \delta^2} + \text{start}.
+    $$
 
-    For sigma2 = 0: m = 1 and the largest steps the theorem admits at this eta_s.
+    For $\sigma = 0$: m = 1 and the largest steps that the theorem admits at this eta_s. `docs/theory.md` lists where
+    statement and proof differ. Numbers out of their range raise InputError.
 
-    Where statement and proof differ: docs/theory.md. The statement writes E L_0 for E L_0 - psi*; (pl_order) omits
-    [start], which does not vanish at its rate and is kept here.
-
-    Args:
-        L, rho, mu: smoothness of every f_i; weak convexity of phi; PL constant of psi.
-        sigma2: bound on E|g_i - grad f_i|^2.
-        n, Q, T: clients, local steps, rounds.
-        eta_s: the server's step, free in the theorem.
-        lyapunov_gap: E L_0 - psi*, see `reproduction/lyapunov.py` in the repository.
+    L, rho, mu:   smoothness of every $f_i$; weak convexity of $\phi$; PL constant of $\psi$.
+    sigma2:       bound on $E|g_i - \nabla f_i|^2$.
+    n, Q, T:      clients, local steps, rounds.
+    eta_s:        the server's step, free in the theorem.
+    lyapunov_gap: $E \mathcal{L}_0 - \psi^*$, see `reproduction/lyapunov.py` in the repository.
 
     >>> steps = pl(L=1.0, rho=0.0, mu=0.01, sigma2=1.0, n=10, Q=10, T=1000)
     >>> steps.m, round(steps.eta_a * 1e6, 3), steps.violations
@@ -291,7 +303,11 @@ def pl(
 
 @dataclass(frozen=True)
 class Rounds:
-    """A communication complexity by its terms; the first is the one that falls as 1/(n Q)."""
+    """A communication complexity by its terms, as `rounds_to` returns it; the first falls as $1/(n Q)$.
+
+    >>> Rounds({"noise": 2.0, "gap": 1.0}, linear_until=2.0).total
+    3.0
+    """
 
     terms: dict[str, float]
     linear_until: float
@@ -315,22 +331,22 @@ def rounds_to(
     shift2: float = 0.0,
     gradients2: float = 0.0,
 ) -> Rounds:
-    r"""Rounds to an eps-solution: for nonconvex f given `delta_psi`, under the PL condition given `mu`.
+    r"""Return the rounds to an accuracy: for nonconvex f given `delta_psi`, under the PL condition given `mu`.
 
-    Orders of magnitude: the constants (and, where the paper writes a tilde, the logarithms) are 1, as in the paper.
+    Constants and logarithms are 1, as in the paper. Nonconvex, $\frac{1}{T} \sum_t E|F_{nat}(x_t)|^2 \le \epsilon^2$
+    (Remark 1), with the terms noise, gap and start:
 
-    Nonconvex, 1/T sum_t E|F_nat(x_t)|^2 <= eps^2 (Remark 1):
+    $$
+    \frac{(L + \rho) \Delta_\psi \sigma^2}{n Q \epsilon^4} + \frac{(L + \rho) \Delta_\psi}{\epsilon^2}
+        + \frac{\mean |\nabla f_i(x_0)|^2 + L^2 |x_0 - z_0|^2}{\epsilon^2}
+    $$
 
-        (L + rho) delta_psi sigma^2 / (n Q eps^4)                           [noise]
-        + (L + rho) delta_psi / eps^2                                       [gap]
-        + (mean_i |grad f_i(x_0)|^2 + L^2 |x_0 - z_0|^2) / eps^2            [start]
+    PL, $E \psi(x_T) - \psi^* \le \epsilon$ (Remark 3), with the terms noise and drift:
 
-    PL, E psi(x_T) - psi* <= eps, logarithms dropped (Remark 3):
+    $$\frac{(L + \rho) \sigma^2}{n Q \epsilon \mu^2} + \sqrt{\frac{L^2 \sigma^2}{\epsilon \mu (L + \rho + \mu)^2}}$$
 
-        (L + rho) sigma^2 / (n Q eps mu^2)                                  [noise]
-        + sqrt(L^2 sigma^2 / (eps mu (L + rho + mu)^2))                     [drift]
-
-    The noise term is the only one that n and Q lower, so `linear_until` is the n Q at which it equals the rest.
+    The noise term is the only one that n and Q lower, so `linear_until` is the n Q at which it equals the rest. Both or
+    neither of `delta_psi` and `mu`, and numbers out of their range, raise InputError.
 
     >>> need = rounds_to(0.1, L=1.0, rho=0.0, sigma2=1.0, n=5, Q=2, delta_psi=1.0)
     >>> {name: round(value) for name, value in need.terms.items()}, round(need.linear_until)

@@ -7,7 +7,7 @@ from stochastic import binary, least_squares, multinomial, network
 
 from fednmap import run
 from fednmap.algorithms import FedNewton, FedNMap
-from fednmap.algorithms.semismooth import newton_point, prox_jacobian
+from fednmap.algorithms.fednewton import newton_point, prox_jacobian
 from fednmap.core import SecondOrder, info_of, oracle_of
 from fednmap.measure import normal_map
 from fednmap.names import InputError

@@ -75,3 +75,8 @@ def test_the_command_gives_the_options_to_the_methods_that_have_them():
 def test_values_are_checked(wrong):
     with pytest.raises(InputError, match=next(iter(wrong))):
         FedAvg(**wrong)
+
+
+def test_a_default_option_is_not_named_so_that_older_run_folders_continue():
+    assert repr(FedAvg(Q=3)) == "FedAvg(phi=Zero(), eta_a=0.1, eta_s=1.0, Q=3)"
+    assert repr(FedAvg(local_momentum=0.5)).endswith("Q=10, local_momentum=0.5)")

@@ -8,8 +8,11 @@ import pytest
 
 import fednmap
 
-ROOMS = "algorithms asynchronous decentralized estimators privacy problems regularizers simulation tables testing"
-MODULES = ["fednmap.core"] + [
+ROOMS = (
+    "algorithms asynchronous data decentralized estimators models privacy problems regularizers simulation tables "
+    "testing theory"
+)
+MODULES = ["fednmap.core", "fednmap.measure", "fednmap.names"] + [
     name
     for room in (f"fednmap.{room}" for room in ROOMS.split())
     for name in (room, *(m.name for m in pkgutil.iter_modules(importlib.import_module(room).__path__, f"{room}.")))
