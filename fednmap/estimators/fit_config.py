@@ -32,7 +32,7 @@ NUMBERS = {"poisson": "counts", "negative-binomial": "counts", "binomial": "succ
 """What the numbers of a target are called, of which none may be below 0."""
 POSITIVE = ("exposures", NUMBERS["gamma"])
 MANY_CLASSES = 50
-LOCAL = ("heterogeneity", "evaluate")
+LOCAL = ("heterogeneity",)
 """Settings that a fit between machines does not have yet."""
 
 

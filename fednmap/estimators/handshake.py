@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from fednmap.data.clients import ClientData
-from fednmap.estimators.family_problems import Linear, problem, with_outputs
+from fednmap.estimators.evaluation import GRID, site_sums
+from fednmap.estimators.family_problems import Linear, expected, problem, with_outputs
 from fednmap.estimators.fit_config import FitConfig, complete, listed
 from fednmap.estimators.model_selection import LEAVE_ONE_SITE_OUT, deal
 from fednmap.estimators.prepare import dense
@@ -36,9 +37,10 @@ Answers = columns.Answers
 SEED = 0
 """With which rows are dealt out into folds."""
 AFTER = ("sums", "squares", "fills", "events", "left-out")
-POINTS = ("gradients", "losses", "hessian", "information", "outer", "pearson", "curvature", "held-out", "effects")
+POINTS: tuple[str, ...] = ("gradients", "losses", "hessian", "information", "outer", "pearson", "curvature", "held-out")
+POINTS += ("effects", "predictions")
 """Questions after the agreement: about the rows of a part, and about a model at some points."""
-OF_FOLDS = ("ranges", "counts", *AFTER, *POINTS[:-2])
+OF_FOLDS = ("ranges", "counts", *AFTER, *POINTS[:-3])
 """Those about the rows outside of a fold."""
 
 
@@ -59,23 +61,23 @@ class RemoteFitConfig(FitConfig):
         task = super().make(**values)
         if task.family == "ordinal" and task.order is None:
             raise InputError("expected order = 'low,mid,high', the labels from the lowest to the highest, with ordinal")
-        for told, words in (
-            (task.impute == "median", "impute = 'median' asks for extremes and counts of single sites; use 'mean'"),
-            (
-                task.cv == LEAVE_ONE_SITE_OUT,
-                f"cv = {LEAVE_ONE_SITE_OUT!r} tells the losses of single sites; give a number of folds",
+        of_single_sites = {
+            "impute = 'median' asks for extremes and counts": (task.impute == "median", "use 'mean'"),
+            "cv = 'leave-one-site-out' tells the losses": (task.cv == LEAVE_ONE_SITE_OUT, "give a number of folds"),
+            "bs in a formula asks for extremes": (bool(task.asked.get("ranges")), "leave it out"),
+            "evaluate = 'leave-one-site-out' needs models": (
+                task.evaluate == LEAVE_ONE_SITE_OUT,
+                "give a number of folds",
             ),
-            (
-                task.formula_encoder is not None and task.formula_encoder.asked["ranges"],
-                "bs in a formula asks for extremes of single sites; leave it out",
-            ),
-            (
-                task.cov_type == "cluster",
-                "cov-type = 'cluster' needs the gradients of single sites; use HC0 or nonrobust",
-            ),
-        ):
+            "cov-type = 'cluster' needs the gradients": (task.cov_type == "cluster", "use HC0 or nonrobust"),
+        }
+        for words, (told, advice) in of_single_sites.items():
             if task.secagg and told:
-                raise InputError(f"secagg tells sums over all sites alone, and {words}")
+                raise InputError(f"secagg tells sums over all sites alone, and {words} of single sites; {advice}")
+        if task.evaluate is not None and (task.site_effects != "none" or task.family in ("cox", "ordinal")):
+            raise InputError("evaluate between machines is for one score per row, without site effects; leave it out")
+        if None not in (task.cv, task.evaluate) and task.cv != task.evaluate:
+            raise InputError(f"expected one dealing of folds, got cv {task.cv} and evaluate {task.evaluate}; use one")
         if task.site_effects != "none" and task.cv == LEAVE_ONE_SITE_OUT:
             raise InputError("a site that is left out has no effects of its own; give cv as a number of folds")
         return task
@@ -85,6 +87,11 @@ class RemoteFitConfig(FitConfig):
         """The columns of the formula; None without one."""
         return None if self.formula is None else FederatedFormula(self.formula)
 
+    @property
+    def asked(self) -> Mapping[str, set[str]]:
+        """Of which columns a formula leads to questions, by question; see `FederatedFormula.asked`."""
+        return {} if self.formula_encoder is None else self.formula_encoder.asked
+
     def complete(self, rows: Table) -> Table:
         """The rows that are fitted: with a formula those without gaps."""
         return rows if self.formula_encoder is None else rows.some(self.formula_encoder.complete(rows))
@@ -92,24 +99,27 @@ class RemoteFitConfig(FitConfig):
     def features(self, rows: Table) -> Table:
         return super().features(rows) if self.formula_encoder is None else self.formula_encoder.variables(rows)
 
-    def own_features(self, rows: Table) -> list[str]:
-        """The columns of a table that features are made of."""
-        return [name for name in self.features(rows).columns if name in rows.columns]
+    def used(self, rows: Table) -> tuple[list[str], list[str], list[str]]:
+        """The goals, the other columns of the model, and those whose numbers are codes."""
+        others = [name for name in self.features(rows).columns if name in rows.columns]
+        return self.goals, [*others, *self.extra_columns], next(self.encoder().conversation())["categorical"]
 
     @property
-    def categories(self) -> list[str]:
-        """The columns whose numbers are codes."""
-        return list(next(self.encoder().conversation())["categorical"])
+    def folding(self) -> str | None:
+        """How rows are dealt into folds; None where they are not."""
+        return self.cv or self.evaluate
 
     @property
     def questions(self) -> tuple[str, ...]:
         """Those that a fit of these settings leads to, after the agreement."""
         asked = ["sums", "squares", "gradients", "losses", "curvature"]
         asked += ["effects", "held-out"] if self.site_effects != "none" else []
+        asked += ["predictions"] if self.evaluate is not None else []
         if self.family == "gaussian":
             asked.append("hessian")
         if self.penalty == "none" or self.cov_type is not None:
-            asked += ["hessian", "information", "outer", "pearson", "left-out"]
+            asked += ["hessian", "outer", "left-out"]
+            asked += ["information", "pearson"] if self.site_effects == "none" else []
         return (*asked, "fills", "events")
 
 
@@ -172,12 +182,19 @@ class Agreement(BaseModel):
         known = {"sums": p + max(len(self.classes), 1) + extra, "squares": p + 1, "gradients": points * d}
         known |= {"fills": 2 * len(question.get("columns", ())), "losses": points, "held-out": points}
         known |= {"effects": int(self.level and self.task.secagg), "hessian": d * (d + differ)}
-        known |= {"information": d * d, "outer": known["hessian"]}
+        known |= {"predictions": 5 * (len(question.get("grid", ())) + 1), "information": d * d}
+        known |= {"outer": known["hessian"]}
         return known.get(ask, 1)
 
     @cached_property
     def sites(self) -> Sites:
         return Sites(tuple(self.rows), np.repeat(np.arange(len(self.rows)), list(self.rows.values())))
+
+    @property
+    def folds(self) -> int:
+        """How many there are."""
+        way = self.task.folding
+        return len(self.rows) if way == LEAVE_ONE_SITE_OUT else int(way or 0)
 
     def part(self, part: Any, own: tuple[str, Any] | None = None) -> Any:
         """Which rows are on one side of a fold; of every site it is known how many, of a site's own also which.
@@ -189,12 +206,12 @@ class Agreement(BaseModel):
         if part is None:
             return np.full(len(of_row), True)
         number, held_out = part
-        if self.task.cv == LEAVE_ONE_SITE_OUT:
+        if self.task.folding == LEAVE_ONE_SITE_OUT:
             return (of_row == number) == bool(held_out)
-        kinds, folds = np.zeros(len(of_row)), int(self.task.choice()["cv"])
+        kinds = np.zeros(len(of_row))
         if own is not None:
             kinds[of_row == self.sites.names.index(own[0])] = own[1]
-        return (deal(kinds, of_row, folds, SEED) == number) == bool(held_out)
+        return (deal(kinds, of_row, self.folds, SEED) == number) == bool(held_out)
 
     def weight(self, site: str, part: Any = None) -> float:
         """What the rows of the site count in f, of all rows or of those of a part."""
@@ -262,10 +279,14 @@ def answer(question: Question, table: Table, task: RemoteFitConfig) -> dict[str,
 
     task: the site's own: nothing is told that a fit of it does not ask for.
     """
-    if question["ask"] == "target":
-        return _about_target(task, table)
-    _check_asked(question, table, task)
-    return columns.answer(question, task.features(table))
+    if question["ask"] != "target":
+        _check_asked(question, table, task)
+        return columns.answer(question, task.features(table))
+    if table.rows == 1:
+        raise SiteError(f"{table.where}{REFUSALS['one-row']}", "one-row")
+    y, lacking = task.y(table), [name for name in listed(task.exclude) if name not in table.columns]
+    classes = {"classes": sorted(set(y.tolist()))} if task.family in ("logistic", "ordinal") else {}
+    return {"rows": table.rows, "lacking": lacking} | classes
 
 
 def side(question: Question, known: Agreement, table: Table) -> Any:
@@ -273,8 +294,7 @@ def side(question: Question, known: Agreement, table: Table) -> Any:
     part, task = question.get("part"), known.task
     if part is None:
         return np.full(table.rows, True)
-    folds = len(known.rows) if task.cv == LEAVE_ONE_SITE_OUT else int(task.choice().get("cv", 0))
-    if not (isinstance(part, list | tuple) and [*map(type, part)] == [int, bool] and part[0] in range(folds)):
+    if not (isinstance(part, list | tuple) and [*map(type, part)] == [int, bool] and part[0] in range(known.folds)):
         raise Disagreement(f"the server asks about a fold {part!r:.20} that the settings do not lead to; refused")
     held_out = ("events", "losses" if task.site_effects == "none" else "held-out")
     if question["ask"] not in (held_out if part[1] else OF_FOLDS):
@@ -290,7 +310,7 @@ def side(question: Question, known: Agreement, table: Table) -> Any:
     return inside
 
 
-Look = Callable[[str, Linear, Tensor], None]
+Look = Callable[[str, Any, Tensor], None]
 """Called with the question, the site's problem and the points before an answer about them leaves; it may refuse."""
 
 
@@ -308,10 +328,12 @@ def reply(
     if not rows.rows:  # of a site that is left out of a fold
         return np.zeros(known.length(question, 1 if points is None else len(points)))
     weight = known.weight(site, question["part"])
-    if ask == "held-out":
-        assert points is not None
-        return _held_out(question, points, known, table, inside, look)
     if ask in POINTS:
+        assert points is not None
+        if ask == "held-out":
+            return _held_out(question, points, known, table, inside, look)
+        if ask == "predictions":
+            return _predictions(question, points, known, table, look)
         return _at_points(question, points, known, rows, weight, look)
     if ask == "fills":
         if question["columns"] != [s.column for s in known.statistics if s.kind == "number" and s.missing]:
@@ -335,11 +357,8 @@ def reply(
     return np.array([*(share @ X), *sums, *(share @ added)])
 
 
-def _at_points(
-    question: Question, points: Tensor | None, known: Agreement, table: Table, weight: float, look: Look
-) -> Floats:
+def _at_points(question: Question, points: Tensor, known: Agreement, table: Table, weight: float, look: Look) -> Floats:
     """The weighted loss of a site's rows, or a derivative, at each of some points."""
-    assert points is not None
     ask, f = question["ask"], _problem(question, known, table)
     if known.task.site_effects != "none":
         return _of_effects(question, points, known, f, table.name, look)
@@ -384,9 +403,27 @@ def _held_out(question: Question, points: Tensor, known: Agreement, table: Table
     f = _problem(question, known, table if cox else table.some(inside))
     look("held-out", f, inner)
     if not cox:
-        return known.weight(site, question["part"]) * f.losses(inner).numpy()
+        return np.asarray(known.weight(site, question["part"]) * f.losses(inner).numpy())
     more = table.rows * f.losses(inner) - int((~inside).sum()) * rest.losses(inner)
     return np.asarray((more / int(known.part(question["part"]).sum())).numpy())
+
+
+def _predictions(question: Question, points: Tensor, known: Agreement, table: Table, look: Look) -> Floats:
+    """Sums over rows by intervals of predictions, see `site_sums`; each is predicted by the model without its fold."""
+    grid, fills = np.array(question["grid"], float), question["fills"]
+    if not (len(points) == len(fills) == known.folds and len(grid) < GRID and bool((np.diff(grid) > 0).all())):
+        raise Disagreement("the server asks for other predictions than those of the folds; refused")
+    total, place = np.zeros((5, len(grid) + 1)), np.empty(table.rows, np.intp)
+    for number, (x, fill) in enumerate(zip(points, fills, strict=True)):
+        inside = side({"ask": "losses", "part": [number, True]}, known, table)
+        if inside.any():
+            f = _problem(question | {"fill": fill}, known, table.some(inside))
+            eta, y = (part.double().numpy() for part in f.rows_at(x))
+            scores, constants = (eta[:, 0], eta[0, 1:]) if eta.ndim > 1 else (eta, ())
+            total += site_sums(known.family, scores, y, np.ones(len(y)), grid, constants)
+            place[inside] = np.searchsorted(grid, expected(known.family, scores, constants))
+    look("cells", None, torch.from_numpy((place == np.arange(len(grid) + 1)[:, None]).astype(float)))
+    return total.flatten()
 
 
 def own_effects(question: Question, points: Tensor, known: Agreement, table: Table, look: Look) -> dict[str, Any]:
@@ -399,6 +436,8 @@ def own_effects(question: Question, points: Tensor, known: Agreement, table: Tab
     shift, factor = (_by_column(question, name, X) for name in ("shift", "factor"))
     deviation, coef = d[0] * factor, points[0].numpy() * factor
     intercept = float(a[0] - (deviation + coef) @ shift) if known.level else 0.0
+    if not np.isfinite([*deviation, intercept]).all():
+        raise SiteError(f"{table.where}the site's own effects were not found", "own-intercept")
     about = {"site": table.name, "columns": known.names, "coef": coef.tolist()}
     return about | {"intercept": intercept, "deviation": deviation.tolist()}
 
@@ -413,7 +452,7 @@ def _effects(f: Linear, known: Agreement, site: str, part: Any) -> PartialMinimu
         raise SiteError(str(error), "own-intercept") from None
 
 
-def _problem(question: Question, known: Agreement, table: Table) -> Linear:
+def _problem(question: Question, known: Agreement, table: Table) -> Any:
     """The mean loss of a site's rows, on scaled columns where the question has a scaling."""
     X, y = known.values(table, question["fill"])
     if "shift" in question:
@@ -439,27 +478,19 @@ def _fits(s: columns.Statistic, own: dict[str, Any]) -> bool:
 
 def _check_asked(question: Question, table: Table, task: RemoteFitConfig) -> None:
     """Refuse questions about the columns that the site's own settings do not lead to."""
-    ask, expected, formula = question["ask"], next(task.encoder().conversation()), task.formula_encoder
+    ask, expected, asked = question["ask"], next(task.encoder().conversation()), task.asked
     for name, own in expected.items() if ask == expected["ask"] else ():
         if question.get(name) != own:
             words = f"{name} is {question.get(name)!r:.60} in the question and {own!r:.60} in this site's settings"
             raise Disagreement(f"{table.where}{words}; give all machines the same app")
-    if formula is not None and ask in formula.asked:
-        named = {*question["columns" if ask == "ranges" else "cuts"]}
-        everyone = all(cuts == [LARGEST_NUMBER] for cuts in question.get("cuts", {"": ()}).values())
-        if not named <= (formula.asked["rows"] if everyone else formula.asked[ask]):
+    if ask in asked:
+        named: set[str] = set(question["columns" if ask == "ranges" else "cuts"])
+        rows = [LARGEST_NUMBER]
+        everyone = all(cuts == rows for cuts in question.get("cuts", {"": ()}).values())
+        if not named <= asked["rows" if everyone else ask]:
             raise Disagreement(f"{table.where}the formula does not lead to {ask} of {sorted(named)}; refused")
     elif ask in ("ranges", "counts") and task.impute != "median":
         words = f"{ask} are for impute = 'median', and this site's settings have {task.impute!r}"
         raise Disagreement(f"{table.where}{words}; give all machines the same app")
     if ask == "counts" and any(len(cuts) > columns.CUTS for cuts in question["cuts"].values()):
         raise Disagreement(f"{table.where}expected at most {columns.CUTS} cuts of a column; refused")
-
-
-def _about_target(task: RemoteFitConfig, table: Table) -> dict[str, Any]:
-    if table.rows == 1:
-        raise SiteError(f"{table.where}{REFUSALS['one-row']}", "one-row")
-    y = task.y(table)
-    lacking = [name for name in listed(task.exclude) if name not in table.columns]
-    classes = {"classes": sorted(set(y.tolist()))} if task.family in ("logistic", "ordinal") else {}
-    return {"rows": table.rows, "lacking": lacking} | classes

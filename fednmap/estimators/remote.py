@@ -204,7 +204,9 @@ class RemoteProblem:
 
     def keep_effects(self, x: Tensor) -> float | None:
         """Let every site keep its own effects at the end of a fit; the mean intercept, where sites only tell sums."""
-        told = self._rows.sum("effects", x[None], **self._scaling) if self._rows.part is None else ()
+        if self._rows.part is not None:
+            return None
+        told = self._rows.sum("effects", x[None], **self._scaling)
         return float(told[0]) if len(told) else None
 
     def null_level(self, guess: float) -> float:

@@ -148,8 +148,11 @@ class PartialMinimum:
         p, power = self.columns, 2 if copies is None else 1
         total, whole = torch.zeros(p, p, dtype=x.dtype, device="cpu"), torch.zeros(p, dtype=x.dtype, device="cpu")
         for w, site, (inner, _) in zip(self.weights, self._sites, self.inner(x[None]), strict=True):
-            hessian = site.hessian(inner[0])
-            found = w**power * (hessian if what == "hessian" else site.outer(inner[0], copies))
+            hessian = matrix = site.hessian(inner[0])
+            if what == "outer":
+                assert isinstance(site, GLM)
+                matrix = site.outer(inner[0], copies)
+            found = w**power * matrix
             whole += found.diagonal()[:p]
             if self.own:
                 out = torch.cat([torch.eye(p, dtype=x.dtype, device="cpu"), -hessian[p:, :p] / hessian[p:, p:]])

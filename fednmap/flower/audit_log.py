@@ -23,7 +23,7 @@ LOG = "sent"  # the folder of the logs: a client's own may lie beside its key, w
 WORDS = {
     "query": "name",
     "query.site": "what it has",
-    "query.tables": "answer about its columns",
+    "query.tables": "answer about its table",
     "train": "uplink",
     "evaluate": "measurement",
     "train.keys": "secagg: public keys",
@@ -79,6 +79,9 @@ def audited(answer: Answer, settings: Settings) -> Callable[[Message, Context], 
             record: Any = message.content.get(name, {})
             line |= {key: record[key] for key in ("run", "t", "ticket", "counted") if key in record}
         try:
+            if "question" in message.content:
+                question = json.loads(str(message.content["question"]["json"]))
+                line |= {name: str(question[name])[:20] for name in ("ask", "part") if question.get(name) is not None}
             node.config, node.federation = settings(context.run_config)
             content = answer(message, node)
         except Exception as error:
@@ -143,7 +146,8 @@ def rows(client: str, lines: Iterable[dict[str, Any]]) -> list[AuditRow]:
     counted, found = set(), dict[tuple[Any, ...], list[dict[str, Any]]]()
     for line in lines:
         counted.add(line.get("counted", ""))
-        found.setdefault((WORDS.get(line["kind"], line["kind"]), _contents(line), _treated(line)), []).append(line)
+        kind = WORDS.get(line["kind"], line["kind"]) + (f": {line['ask']}" if "ask" in line else "")
+        found.setdefault((kind, _contents(line), _treated(line)), []).append(line)
     rows = []
     for (kind, items, treated), same in found.items():
         rounds = [int(line.get("t", line.get("ticket", "")[:8])) for line in same if "t" in line or "ticket" in line]

@@ -126,7 +126,7 @@ def client_app(load: LoadTable) -> ClientApp:
             rules.spend(None, node.folder, node.name)
             _ask_once(node, question, message)
             own = task.complete(Table(table(load(node.context)).columns, node.name))
-            columns = task.goals, [*task.own_features(own), *task.extra_columns], task.categories
+            columns = task.used(own)
             if ask not in POINTS:  # which look at every row
                 rules.same_rows(own, node.folder, node.name)
             if task.formula_encoder is not None:
@@ -139,23 +139,23 @@ def client_app(load: LoadTable) -> ClientApp:
                 if task.formula_encoder is not None:
                     rules.matrix(offered.values(own, {})[0], offered.names)
                 write_atomically(_place(node), to_json(question["agreement"]))
-                return _words({})
-            inside, known = None, _agreed(node, own) if "part" in question or ask in (*AFTER, *POINTS) else None
-            part = own
+                return RecordDict({"answer": ConfigRecord({"json": "{}"})})
+            inside, part, later = None, own, ask in (*AFTER, *POINTS)
+            known = _agreed(node, own) if "part" in question or later else None
             if known is not None and question.get("part") is not None:
                 inside = side(question, known, own)
                 part = rules.part(own, inside, *columns)
             if ask not in POINTS and part.rows:
                 counted = (np.full(own.rows, True) if inside is None else inside).astype(float)[:, None]
                 rules.points("rows", torch.from_numpy(counted.T), lambda _: counted, _points(node))
-            if known is not None and ask in (*AFTER, *POINTS):
+            if known is not None and later:
                 return _vector(message, node, _reply(message, known, node, question, own, inside))
             asked_of = part if ask == "target" else task.features(part)
             said = rules.answer(question, answer(rules.coarse(question, asked_of), part, task), asked_of)
-            if not task.secagg:
-                return _words(said)
-            words, numbers = _apart(said)
-            return _vector(message, node, np.array([*numbers.values()])) if STATE in message.content else _words(words)
+            words, numbers = _apart(said) if task.secagg else (said, {})
+            if STATE in message.content:
+                return _vector(message, node, np.array([*numbers.values()]))
+            return RecordDict({"answer": ConfigRecord({"json": json.dumps(words)})})
         except Exception as error:  # Flower sends the words of one that is raised
             return RecordDict({"refused": ConfigRecord(refusal(node.name, error))})
 
@@ -172,6 +172,9 @@ def _reply(message: Message, known: Agreement, node: Node, question: Question, o
         points = wire.unpack(message.content.get("points"), Point(torch.zeros(count, known.dim, dtype=torch.float64))).x
 
     def look(ask: str, f: Any, points: Tensor) -> None:
+        if ask == "cells":
+            node.rules.cells(points, _points(node))
+            return
         kind = KIND.get(ask, "slope")
 
         def weigh(x: Tensor) -> Floats:
@@ -198,10 +201,6 @@ def _reply(message: Message, known: Agreement, node: Node, question: Question, o
     write_atomically(path, to_json(found))
     log.info("%s: its own effects are in %s", node.name, path)
     return np.full(known.length(question), known.weight(own.name) * found["intercept"])
-
-
-def _words(said: Any) -> RecordDict:
-    return RecordDict({"answer": ConfigRecord({"json": json.dumps(said)})})
 
 
 def _vector(message: Message, node: Node, numbers: Floats) -> RecordDict:
@@ -444,7 +443,7 @@ def _check_refused(name: str, reply: RecordDict) -> None:
 def _ask_once(node: Node, question: Question, message: Message) -> None:
     """Refuse a second question of a kind about the same rows in a run; the same again is answered."""
     ask, part = question["ask"], question.get("part")
-    if ask == "effects":
+    if ask in ("effects", "predictions"):
         question = question | {"at": hashlib.sha256(repr(message.content.get("points")).encode()).hexdigest()}
     elif ask in POINTS:
         return
@@ -454,9 +453,8 @@ def _ask_once(node: Node, question: Question, message: Message) -> None:
         known = from_json(path, dict) if path.exists() else {}
         mark, before = digest(question), known.setdefault(f"{ask} {part}", [])
         formula = read(node.context.run_config)[0].formula_encoder
-        most = {"ranges": 1, "counts": NARROWINGS}
-        if formula is not None:
-            most = {"ranges": len(formula.asked["ranges"]), "counts": formula.narrowings}
+        counts = NARROWINGS if formula is None else formula.narrowings
+        most = {"counts": counts, "ranges": 1 if formula is None else len(formula.asked["ranges"])}
         if mark not in before and len(before) >= most.get(ask, 1):
             raise Disagreement(f"the server asks about {ask!r:.20} again in this run, in other words; refused")
         known[f"{ask} {part}"] = list(dict.fromkeys([*before, mark]))

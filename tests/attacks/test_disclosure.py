@@ -102,6 +102,7 @@ def documented(attack, rules, printed, code):
         ("gradients at more and more models", "max-points = 3", None, {}, "rule-points"),
         ("a gradient that rests on few rows", "min-effective-rows = 60", None, {}, "rule-few-rows"),
         ("a gradient at a site's own model, on few rows", "min-effective-rows = 60", None, INTERCEPTS, "rule-few-rows"),
+        ("", "min-effective-rows = 60", None, {"offset": "age"}, "rule-few-rows"),
         ("", "min-rows = 15", None, FOLDS, "rule-rows"),  # 10 rows of 40 are held out
         ("a fold in which a level is rare", "min-level-count = 8", None, FOLDS, "rule-level"),
         ("the sums of a small fold, by difference", "min-effective-rows = 12", None, FOLDS, "rule-few-rows"),
@@ -165,6 +166,17 @@ def test_a_formula_that_singles_out_a_row_is_refused(tmp_path, attack, formula, 
     assert logs(tmp_path / "s")["zug"][-1]["items"][0]["value"] == code
     if attack:
         documented(attack, rules, error.value, code)
+
+
+@pytest.mark.parametrize("rules", ["min-cell = 5", "min-effective-rows = 5"])
+def test_intervals_of_predictions_with_few_rows_are_refused(tmp_path, caplog, rules):
+    """An interval with one row has the outcome of one patient. The fit ends without an evaluation."""
+    fit(tmp_path, rules, **SICK, evaluate="2")[0]()
+    assert logs(tmp_path / "s")["zug"][-1]["items"][0]["value"] == "rule-few-rows"
+    assert not (tmp_path / "run" / "evaluation.csv").exists()
+    printed = next(r.getMessage() for r in caplog.records if r.getMessage().startswith("no evaluation"))
+    if "cell" in rules:
+        documented("the outcome of a patient by intervals of predictions", rules, printed, "rule-few-rows")
 
 
 def test_effects_are_told_once_and_at_one_model(tmp_path):

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import polars as pl
 import pytest
+from scipy.stats import norm
 
 pytest.importorskip("flwr")
 
@@ -14,6 +15,7 @@ from table_fits import fit, pooled
 from fednmap import InputError
 from fednmap.cli import app
 from fednmap.estimators import fitted_model
+from fednmap.estimators.evaluation import evaluate
 from fednmap.estimators.handshake import answer
 from fednmap.estimators.linear_models import FederatedCoxRegression, FederatedGLM, FederatedOrdinalRegression
 from fednmap.estimators.model_selection import FederatedCoxRegressionCV, FederatedGLMCV
@@ -347,14 +349,18 @@ def test_site_effects_are_the_estimators_and_stay_at_their_sites(hospitals, fami
     settings |= {} if "cv" in effects else {"lam": 0.01}
     _, run = fit(hospitals, fault=listen, secagg=secagg, **settings)
     X, y, where = data(hospitals, family)
-    kind = FederatedCoxRegressionCV if family == "cox" else FederatedGLMCV if "cv" in effects else FederatedGLM
     how = {key: int(v) if key == "cv" else v for key, v in effects.items()} | {"tol": TIGHT}
-    alone = kind(*([] if family == "cox" else [family]), "l1", **how | ({} if "cv" in effects else {"lam": 0.01}))
+    if family == "cox":
+        alone = FederatedCoxRegression("l1", 0.01, **how)
+    else:
+        alone = FederatedGLMCV(family, "l1", **how) if "cv" in effects else FederatedGLM(family, "l1", 0.01, **how)
     alone.fit(X, y, where)
     model, own = fitted_model.load(run), alone.site_effects_
     close(model.coef, np.atleast_2d(alone.coef_))
     if secagg and family != "cox":
         close(model.intercept, alone.intercept_)
+    elif family == "gaussian":  # in the clear: what gives the mean row the mean response
+        close(model.intercept, y.mean() - X.to_numpy().mean(0) @ model.coef[0])
     if "cv" in effects:
         close(csv(run, "cv.csv")["mean"], alone.cv_mean_)
     assert "site_effects" not in json.loads((run / "model.json").read_text())
@@ -374,10 +380,29 @@ def test_site_effects_are_the_estimators_and_stay_at_their_sites(hospitals, fami
             close(expected, alone.predict(X.filter(where == site), where[where == site]))
         scale = np.where(X.to_numpy().std(0) > 0, X.to_numpy().std(0), 1.0)
         share = (where == site).mean()
-        secret = np.concatenate([np.ravel(v) for v in (own.deviation[k], own.deviation[k] * scale, own.intercept[k])])
+        level = own.intercept[k] + X.to_numpy().mean(0) @ (model.coef[0] + own.deviation[k])  # of the mean row
+        forms = (own.deviation[k], own.deviation[k] * scale, own.intercept[k], level * (family != "cox"))
+        secret = np.concatenate([np.ravel(v) for v in forms])
         secret = secret[np.abs(secret) > 1e-6]
         for form in (secret, share * secret):
             assert not (np.abs(told[:, None] - form) < 1e-7 * np.abs(form)).any()
+
+
+@pytest.mark.parametrize("secagg", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["logistic", "gaussian", "poisson"])
+def test_an_evaluation_is_that_of_the_same_intervals(hospitals, family, secagg):
+    """Every row is predicted by a model without its fold; the sites send sums by intervals of predictions."""
+    _, run = fit(
+        hospitals, family=family, lam=0.02, evaluate="3", tol_absolute=TIGHT, secagg=secagg, **PLAIN[family][0]
+    )
+    X, y, where = data(hospitals, family)
+    alone, normal = FederatedGLM(family, "l1", 0.02, tol=TIGHT).fit(X, y, where), norm.ppf(np.arange(1, 20) / 20)
+    positive = y.mean() * np.exp(normal)
+    grid = {"logistic": np.arange(1, 20) / 20, "gaussian": y.mean() + y.std() * normal}.get(family, positive)
+    expected, found = evaluate(alone, X, y, where, cv=3, grid=grid).table(), csv(run, "evaluation.csv")
+    assert list(found["measure"]) == [row[0] for row in expected.rows]
+    for k, name in enumerate(("value", "low", "high"), start=1):
+        close([v for v in found[name] if v is not None], [row[k] for row in expected.rows if row[k] is not None])
 
 
 def extended(hospitals):
@@ -421,17 +446,17 @@ def test_offsets_strata_and_entries_are_the_estimators(hospitals, what, secagg):
     if "entry" in more:
         y = np.column_stack([whole["start"], y])
     how = {key: v for key, v in more.items() if key != "entry"} | {"tol": TIGHT}
-    kinds = (FederatedCoxRegression, FederatedCoxRegressionCV) if family == "cox" else (FederatedGLM, FederatedGLMCV)
-    first = () if family == "cox" else (family,)
-    _, run = fit(hospitals, penalty="l1", cv="3", secagg=secagg, **settings)
-    chosen = kinds[1](*first, "l1", cv=3, **how).fit(frame, y, where)
-    close(csv(run, "cv.csv")["lam"], chosen.lambdas_)
-    close(csv(run, "cv.csv")["mean"], chosen.cv_mean_)
-    close(fitted_model.load(run).coef, np.atleast_2d(chosen.coef_))
-    settings["run_folder"] = str(run) + "-2"
+    if family != "cox":
+        _, run = fit(hospitals, penalty="l1", cv="3", secagg=secagg, **settings)
+        chosen = FederatedGLMCV(family, "l1", cv=3, **how).fit(frame, y, where)
+        close(csv(run, "cv.csv")["lam"], chosen.lambdas_)
+        close(csv(run, "cv.csv")["mean"], chosen.cv_mean_)
+        close(fitted_model.load(run).coef, np.atleast_2d(chosen.coef_))
+    settings["run_folder"] = str(hospitals.parent / "run-2")
     fit(hospitals, penalty="none", secagg=secagg, **settings)
-    alone = kinds[0](*first, "none", **how).fit(frame, y, where)
-    found, errors = csv(hospitals.parent / "run-2", "coefficients.csv"), alone.inference(frame, y, where)
+    alone = FederatedCoxRegression("none", **how) if family == "cox" else FederatedGLM(family, "none", **how)
+    errors = alone.fit(frame, y, where).inference(frame, y, where)
+    found = csv(hospitals.parent / "run-2", "coefficients.csv")
     close(found["coefficient"], errors.estimate)
     close(found["standard error"], errors.error)
 

@@ -160,7 +160,8 @@ def test_answers_are_in_the_log_of_what_was_sent(hospitals):
     entered = logs(hospitals.parent / "states")
     for name in NAMES:
         assert [line["kind"] for line in entered[name]] == [kind for who, kind in sent if who == name]
-        assert "answer about its columns" in {row.kind for row in rows(name, entered[name])}
+        asked = {f"answer about its table: {ask}" for ask in ("columns", "sums", "gradients", "agree")}
+        assert asked <= {row.kind for row in rows(name, entered[name])}
 
 
 def test_who_requires_masks_answers_no_question(hospitals):
