@@ -191,7 +191,7 @@ def _between_machines(model: Federated, rows: Rows, folds: list[Fold], level: fl
             warnings.simplefilter("ignore")  # of convergence, below for all folds
             Federated.fit(other, train)
         constants = vars(other).get("constants_", ())
-        points.append(np.concatenate([np.ravel(other.coef_), [other.intercept_], constants]))
+        points.append(np.concatenate([np.ravel(other.coef_), np.ravel(other.intercept_), constants]))
         fills.append(dict(part.fill))
         converged.append(other.converged_)
     warn_unconverged(converged, "models without a fold")
