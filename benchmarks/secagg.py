@@ -14,9 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -30,8 +30,9 @@ from fednmap.testing.algorithm import heterogeneous, optimum, smoothness
 
 CLIENTS = (3, 5, 10)
 TRIAL = ["--data", "digits", "--model", "logistic", "--json", "--quiet"]
+KINDS = (median, mean, min)
 UP = [sys.executable, "-m", "fednmap", "flower", "up", *TRIAL]
-ROUNDS, TURNS = 8, 3
+ROUNDS, TURNS = 17, 1  # of rounds 1 to 16 with secure aggregation one prepares keys, as one of every 16 does
 
 
 def rounding() -> None:
@@ -89,24 +90,38 @@ def stages(n: int, size: int) -> tuple[float, float]:
 
 
 def processes() -> None:
-    """Plain and masked runs in turn, so that other work on the machine is in both; the first round of each left out."""
-    print("clients  secagg  s per round: median  least  kB up per client  kB down per client", flush=True)
+    """Plain and masked runs in turn, so that other work on the machine is in both; the first round of each left out.
+
+    Of a secure sum the first exchange is what a plain round has. The ratio of all its exchanges to this one has the
+    same other work in both.
+    """
+    print("clients  secagg  s per round: median   mean  least  kB up per client  kB down per client", flush=True)
     for n in [int(word) for word in sys.argv[2:]] or CLIENTS:
-        seconds: dict[bool, list[float]] = {False: [], True: []}
-        sizes: dict[bool, list[float]] = {}
-        for _ in range(TURNS):
-            for secagg in (False, True):
-                each, sizes[secagg] = measured(n, secagg)
-                seconds[secagg] += each
-        for secagg, each in seconds.items():
-            words = f"{n:>7}  {'yes' if secagg else 'no':>6}  {median(each):>19.2f}  {min(each):>5.2f}"
-            print(words + "".join(f"  {size:>18.1f}" for size in sizes[secagg]), flush=True)
-        ratios = [f(seconds[True]) / f(seconds[False]) for f in (median, min)]
-        print(f"{n:>7}   ratio  {ratios[0]:>19.2f}  {ratios[1]:>5.2f}", flush=True)
+        runs = [(secagg, *measured(n, secagg)) for _ in range(TURNS) for secagg in (False, True)]
+        seconds = {kind: [s for secagg, each, _, _ in runs for s in each if secagg == kind] for kind in (False, True)}
+        for secagg, _, sizes, _ in runs[-2:]:
+            words = "".join(f"  {size:>18.1f}" for size in sizes)
+            print(
+                f"{n:>7}  {'yes' if secagg else 'no':>6}  {_numbers(f(seconds[secagg]) for f in KINDS)}{words}",
+                flush=True,
+            )
+        ratios = (f(seconds[True]) / f(seconds[False]) for f in KINDS)
+        print(f"{n:>7}   ratio  {_numbers(ratios)}", flush=True)
+        sums = [found for *_, each in runs for found in each]
+        every, vectors = (sum(found[k] for found in sums) for k in (0, 1))
+        within = (median(a / b for a, b in sums), every / vectors, min(a / b for a, b in sums))
+        print(f"{n:>7}  within  {_numbers(within)}", flush=True)
 
 
-def measured(clients: int, secagg: bool) -> tuple[list[float], list[float]]:
-    """Seconds of each round but the first; kB up and down per client and round."""
+def _numbers(values: Iterable[float]) -> str:
+    of_median, of_mean, least = values
+    return f"{of_median:>19.2f}  {of_mean:>5.2f}  {least:>5.2f}"
+
+
+def measured(clients: int, secagg: bool) -> tuple[list[float], list[float], list[tuple[float, float]]]:
+    """Seconds of each round but the first; kB up and down per client and round; of each secure sum the seconds of all
+    exchanges, and of the one in which the vectors come.
+    """
     with tempfile.TemporaryDirectory() as place:
         run = Path(place) / "run"
         options = ["--clients", str(clients), "--rounds", str(ROUNDS), "--eval-every", str(ROUNDS)]
@@ -114,10 +129,14 @@ def measured(clients: int, secagg: bool) -> tuple[list[float], list[float]]:
         done = subprocess.run([*UP, *options], capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"{clients} clients, secagg {secagg}: {done.stderr[-2000:]}")
-        found = json.loads(done.stdout)
-        rounds = re.findall(r"clients counted.*, ([0-9.]+) s$", (run / "server.log").read_text(), re.MULTILINE)
+        found, log = json.loads(done.stdout), (run / "server.log").read_text()
+    rounds = re.findall(r"clients counted.*, ([0-9.]+) s$", log, re.MULTILINE)
     sizes = [found[key] / (clients * ROUNDS * 1000) for key in ("wire_up", "wire_down")]
-    return [float(word) for word in rounds[1:]], sizes
+    sums = []
+    for line in re.findall(r"secure sum of \S+: (.* s)$", log, re.MULTILINE):
+        stages = {stage: float(word) for stage, word in re.findall(r"(\w+) ([0-9.]+) s", line)}
+        sums.append((sum(stages.values()), stages["masked"]))
+    return [float(word) for word in rounds[1:]], sizes, sums
 
 
 if __name__ == "__main__":

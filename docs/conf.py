@@ -46,7 +46,7 @@ autodoc_typehints_format = "short"
 python_maximum_signature_line_length = 80  # then one argument per line
 autodoc_inherit_docstrings = False  # what an interface says is said once, on the page of core
 highlight_language = "text"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True}
 
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True

@@ -16,6 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 def command(monkeypatch, capsys, tmp_path):
     """The command in this process: what it returns, and what it writes on stdout and stderr."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fednmap.report.progress.PATIENCE", 3600.0)  # on a busy machine anything may take long
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["fednmap", *map(str, words)])

@@ -11,7 +11,7 @@ from itertools import takewhile
 
 MACROS = {"prox": r"\operatorname{prox}", "mean": r"\operatorname{mean}", "sign": r"\operatorname{sign}"}
 """What formulas may use beyond LaTeX; and phi is written as on our pages."""
-ARGUMENT = re.compile(r"^(\w+):\s+(\S.*)$")
+ARGUMENT = re.compile(r"^(\w+(?:, \w+)*):\s+(\S.*)$")  # one name, or several that share an explanation
 CODE = r"``[^`]+``|`[^`]+`"
 FORMULA = r"(?<![\w\\$])\$[^\s$`](?:[^$`]*[^\s$`\\])?\$(?![\w$])"  # not $5 and $6, nor $HOME/$USER
 AS_WRITTEN = re.compile(f"({CODE}|{FORMULA})")
@@ -53,7 +53,8 @@ def rewritten(lines: list[str]) -> list[str]:
         elif found := ARGUMENT.match(line):
             more = _indented(lines[k + 1 :], indent)
             text = " ".join([found[2], *(part.strip() for part in more if part.strip())])
-            out += ["", f"``{found[1]}``", f"    {escaped(text)}", ""]
+            names = ", ".join(f"``{name}``" for name in found[1].split(", "))
+            out += ["", names, f"    {escaped(text)}", ""]
             k += 1 + len(more)
         elif indent and line.strip():  # an aside that is set apart stands as it is written
             block = _indented(lines[k:], 0)
@@ -106,6 +107,8 @@ def skip(app: object, what: str, name: str, thing: object, skipped: bool, option
         return True
     field = type(thing).__name__ == "_tuplegetter"  # of a NamedTuple, whose signature names them all
     if isinstance(thing, type) and "." in thing.__qualname__:  # the state of the method that another one wraps
+        if name == "State":  # of a decentralized method: what its nodes keep
+            return True
         here = app.env.temp_data.get("autodoc:class")  # type: ignore[attr-defined]
         if here and thing.__qualname__.rpartition(".")[0] != here:
             return True

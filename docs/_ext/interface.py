@@ -18,6 +18,8 @@ BY_CLASS = {
 MODULES = {
     "fednmap.core": "the interfaces: `Regularizer`, `Algorithm`, `Problem`",
     "fednmap.simulation": "`simulate`, `Result`, `Round`, callbacks and stopping rules",
+    "fednmap.decentralized": "methods on a graph, without a server",
+    "fednmap.asynchronous": "rounds that do not wait for all clients",
     "fednmap.data": "data sets, partitions, `ClientData`",
     "fednmap.models": "networks by name",
     "fednmap.tables": "tables of several sites as numbers",
@@ -42,7 +44,7 @@ Every public name is importable from the module where you would look for it: `fe
 
 
 def page() -> str:
-    parts = [START.format(run=_summary(["fednmap.run", "fednmap.InputError"]))]
+    parts = [START.format(run=_summary(["fednmap.run", "fednmap.load", "fednmap.InputError"]))]
     for module, (title, text) in BY_CLASS.items():
         parts.append(f"## {title}\n\n{text}\n\n{_summary(f'{module}.{name}' for name in _names(module))}")
     rows = "\n".join(f"| [{name}](generated/{name}) | {text} |" for name, text in MODULES.items())

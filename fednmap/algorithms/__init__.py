@@ -50,7 +50,11 @@ WITH_MEMORY: dict[type[Algorithm], type[Algorithm]] = {FedNMap: FedNMapMemory}
 
 
 def method(name: str) -> type[Algorithm]:
-    """Return the method called `name`, or one of the user's own, package.module:Name."""
+    """Return the method called `name`, or your own, package.module:Name; an unknown one raises InputError.
+
+    >>> method("fedavg").__name__
+    'FedAvg'
+    """
     found = look_up("algorithm", name, ALGORITHMS, Algorithm)
     if not is_dataclass(found) or "traits" not in dir(found):
         raise InputError(f"algorithm {name!r} must be a dataclass that declares `traits`, see fednmap.core.Algorithm")

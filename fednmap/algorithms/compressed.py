@@ -38,19 +38,19 @@ class CompressedFedNMap(Algorithm):
     $$
 
     FedNMap's own uplink is $y_i = (z - x)/\gamma + h + (G_i - h_i)$, of which only the last part is news to the server:
-    that is compressed. h_i is what the server knows of G_i, so that h stays the mean of all h_i whatever C does, and
-    e_i sums up what the server was not told; $\eta e_i$ of it is sent on. Where C is the identity this is FedNMap.
+    that is compressed. $h_i$ is what the server knows of $G_i$, so that h stays the mean of all $h_i$ for every C, and
+    $e_i$ sums up what was not sent; $\eta e_i$ of it is sent on. Where C is the identity this is FedNMap.
 
     K:          entries that top and random keep: an integer, or a fraction of p below 1.
     compressor: "top" keeps the K largest; "random" K entries drawn again in each round from `seed`, the same for all
                 clients; "quantised" rounds every entry to `bits` bits, 4 or 8.
-    control:    eta, the share of e_i that is sent on. Default, with delta = K/p: EControl's
+    control:    $\eta$, the share of $e_i$ that is sent on. Default, with $\delta = K/p$: EControl's
                 $\delta / (3 \sqrt{1 - \delta} (1 + \sqrt{1 - \delta}))$, at most 1. With exact gradients 0
-                needs fewer rounds and is exact too: e_i then plays no part, as in EF21. Noise is averaged out only
-                where eta > 0.
+                needs fewer rounds and is exact too: $e_i$ is then not used, as in EF21. Noise is averaged out only
+                where $\eta > 0$.
     pace:       the share of FedNMap's step that the server takes, in (0, 1]. Default: what suits C, so that steps that
-                suit FedNMap do here: 1 - sqrt(1 - delta), about delta/2, for random; 20 times that, at most 1, for
-                top; 1 for quantised. With few clients per round random may need less.
+                suit FedNMap do here: $1 - \sqrt{1 - \delta}$, about $\delta/2$, for random; 20 times that, at most 1,
+                for top; 1 for quantised. With few clients per round random may need less.
     gamma:      prox parameter, $\gamma \rho < 1$. Default: 4 eta_a eta_s Q, at most 0.5 / rho.
 
     >>> from fednmap.regularizers import L1
@@ -129,7 +129,7 @@ class EControlDA(Algorithm):
     r"""EControlDA solves $\min f(x) + \phi(x)$ for convex f and $\phi$, one gradient per round.
 
     Uplinks are compressed: C keeps K of p coordinates. With $\delta = K/p$ and
-    $\eta = \delta / (3 \sqrt{1 - \delta} (1 + \sqrt{1 - \delta}))$, at most 1; 0 if K = p:
+    $\eta = \delta / (3 \sqrt{1 - \delta} (1 + \sqrt{1 - \delta}))$, at most 1; 0 if $K = p$:
 
     $$
     \text{client } i:\quad & D_i = C(g_i(x) - \hat g_i - \eta e_i) \text{ is sent};

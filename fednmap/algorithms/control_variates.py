@@ -14,7 +14,7 @@ class ControlVariate(Algorithm):
     """A client keeps h_i, its last mean local gradient; the server keeps h, the mean of all of them.
 
     The uplink is y_i = (start - end) / (eta_a Q) of the local steps: h_i and what is fixed during the round. The
-    server's state has a field h, which starts at 0. Built from what was sent, h_i stays what the server believes.
+    server's state has a field h, which starts at 0. h_i is built from what was sent, so both sides agree on it.
     """
 
     Q: int

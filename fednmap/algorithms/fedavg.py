@@ -1,4 +1,4 @@
-"""FedAvg, and two methods made of it: FedProx holds the local models back, PrunedFedAvg prunes the result.
+"""FedAvg, FedProx with a proximal term in the local problem, and PrunedFedAvg, which prunes the result.
 
 McMahan, Moore, Ramage, Hampson and Aguera y Arcas, Communication-Efficient Learning of Deep Networks from
 Decentralized Data, AISTATS 2017. Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, Federated Optimization in
@@ -109,7 +109,7 @@ class FedProx(Averaging):
 class PrunedFedAvg(Averaging):
     """PrunedFedAvg runs FedAvg and prunes its model: what people do instead of a composite method.
 
-    What is measured and returned is FedAvg's x with 0 where |x_j| is among the smallest `zeros` share of all entries.
+    What is measured and returned is FedAvg's x with 0 where $|x_j|$ is among the smallest `zeros` share of all entries.
 
     zeros: the share of entries that are set to 0, from 0 (FedAvg) to below 1.
 

@@ -63,7 +63,7 @@ class FedDA(Algorithm):
         convex(self)
 
     def init(self, start: Tensor) -> tuple[Server, NoState]:
-        return self.Server(start, start.new_zeros((), dtype=torch.float64)), NoState()
+        return self.Server(start, torch.zeros((), dtype=torch.float64, device="cpu")), NoState()
 
     def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Up, NoState]:
         z_i, step = down.z, LocalSteps(self.eta_a, g)
@@ -186,7 +186,8 @@ class FastFedDA(Algorithm):
         convex(self)
 
     def init(self, start: Tensor) -> tuple[Server, NoState]:
-        return self.Server(-self.gamma * start, torch.zeros_like(start), start.new_zeros(())), NoState()
+        none = torch.zeros((), dtype=start.dtype, device="cpu")  # where it is read in every step
+        return self.Server(-self.gamma * start, torch.zeros_like(start), none), NoState()
 
     def local(self, down: Server, client: NoState, g: Oracle) -> tuple[Up, NoState]:
         G, W, A = down

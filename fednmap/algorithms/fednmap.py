@@ -32,19 +32,19 @@ class FedNMap(ControlVariate):
     \text{server}:\quad & z = z - Q \eta_s \eta_a \mean y_i \quad \text{(line 19)}, \qquad h = \mean h_i
     $$
 
-    The paper updates c_i by $c_i - y_i + \mean y_j$ (line 8). With every client present that is $h - h_i$, because
+    The paper updates $c_i$ by $c_i - y_i + \mean y_j$ (line 8). With every client present that is $h - h_i$, because
     $(z - x)/\gamma$ is common to all; written with h the method stays exact when only some clients take part, and the
     one uplink $y_i$ still suffices, because it already holds the change of $h_i$.
 
-    gamma:  prox parameter, $\gamma \rho < 1$. Default: 4 eta_a eta_s Q, at most 0.5 / rho.
+    gamma:  prox parameter, $\gamma \rho < 1$. Default: $4 \eta_a \eta_s Q$, at most $0.5 / \rho$.
     forget: $c_i = (1 - \text{forget})(h - h_i)$; 0 is the paper's method, 1 has no correction. Noise that the server
-            adds to mean y_i, for privacy, adds up in h - mean h_i unless that is forgotten: see `docs/privacy.md`.
+            adds to $\mean y_i$, for privacy, adds up in $h - \mean h_i$ unless it is forgotten: see `docs/privacy.md`.
 
     local_momentum, local_decay: options of the local steps, as in FedAvg, of what the box has in brackets. Q is then
             the number of plain steps that they amount to, $y_i$ and $h_i$ are means with the weights that the gradients
             have in $z_i$, and the fixed point stays exact.
 
-    With one client, reshuffled minibatches and Q = the batches of an epoch this is norm-PRR (Qiu, Li and Milzarek, A
+    With one client, reshuffled minibatches and one epoch of them as Q this is norm-PRR (Qiu, Li and Milzarek, A
     New Random Reshuffling Method for Nonsmooth Nonconvex Finite-sum Optimization, JMLR 2025); see `docs/family.md`.
 
     Converges at rate $O(\sqrt{\sigma^2 / (n Q T)} + 1/T)$ for nonconvex f (Theorem 1), and linearly to a neighbourhood

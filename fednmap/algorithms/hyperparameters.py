@@ -1,4 +1,4 @@
-"""What hyper-parameters must satisfy, said once."""
+"""Checks and defaults of hyper-parameters."""
 
 from __future__ import annotations
 

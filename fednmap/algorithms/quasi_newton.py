@@ -1,4 +1,4 @@
-"""What a server can do with the rounds it remembers: a quasi-Newton step on the normal map.
+"""A quasi-Newton step on the normal map, from the rounds that the server remembers.
 
 After a round the server knows x = prox(z) and g, the mean of the clients' gradients there. Differences of both are
 secants of f: y ~ H s. With a model B of the curvature made of them, the next z solves the normal map of the model,
@@ -25,14 +25,14 @@ from fednmap.core import Regularizer
 from fednmap.measure import residual
 
 GROWTH = 10.0  # of the natural residual since the last point that was kept: beyond it a step is taken back
-RETRIES = 3  # steps taken back in a row, after which the plain step is kept whatever comes
+RETRIES = 3  # steps taken back in a row, after which the plain step is kept in any case
 ALARM = 100.0  # of the natural residual since the best point: beyond it that point is returned to, for plain rounds
 BENT = 3  # secants of negative curvature, which are an alarm too: of noise, every other one is
 STALE = 30  # rounds without a new best point, which are an alarm too
 PLAIN = 10  # rounds after the first alarm, twice as many after each further one
 INNER = 300  # prox steps on the model, at most
 CLOSE = 0.1  # the model is minimised until its residual is so much smaller than the point's, times its root
-CURVED = 1e-8  # least cosine between s and y: below it the secant tells nothing of a convex model
+CURVED = 1e-8  # least cosine between s and y: below it the secant does not fit a convex model
 CAUTION = 3  # power of the share of clients counted, by which the model is made steeper
 
 
@@ -99,7 +99,7 @@ def next_point(
     g: the mean of all clients' gradients, new ones at prox(z) from the share of clients that was counted.
     local: the gradients are means over several local steps.
 
-    A point with a residual GROWTH times that of the one before, or with a larger psi as far as both gradients tell, is
+    A point with a residual GROWTH times that of the one before, or with a larger psi as far as both gradients show, is
     left again: its secant joins the memory, and the step is taken again; if that fails too the older secants are
     dropped; then the plain step is taken and kept, and eta_hat is halved if that one was bad as well.
 
@@ -154,7 +154,7 @@ def _return(known: Counts, past: Past) -> tuple[Tensor, Past]:
 def is_worse(
     phi: Regularizer, gamma: float, before: Tensor, g_before: Tensor, x: Tensor, g: Tensor, floor: float = 0.0
 ) -> bool:
-    """Whether psi is larger at x than before, as far as both gradients tell, or the residual GROWTH times as large.
+    """Whether psi is larger at x than before, as far as both gradients show, or the residual GROWTH times as large.
 
     A residual below `floor` counts as `floor`.
     """

@@ -70,8 +70,8 @@ class Scaffnew(Algorithm):
         integer(self, "seed", 0)
 
     def init(self, start: Tensor) -> tuple[Server, Client]:
-        t = start.new_zeros((), dtype=torch.int64)
-        return self.Server(start, t, self._step(start)), self.Client(start, torch.zeros_like(start))
+        t = torch.zeros((), dtype=torch.int64, device="cpu")
+        return self.Server(start, t, self._step()), self.Client(start, torch.zeros_like(start))
 
     def broadcast(self, server: Server) -> Down:
         steps = np.random.default_rng([self.seed, int(server.t)]).geometric(1 / self.Q)
@@ -85,7 +85,7 @@ class Scaffnew(Algorithm):
         return self.Up(x), self.Client(x, h)
 
     def aggregate(self, server: Server, up: Up, share: float) -> Server:
-        return self.Server(up.xhat, server.t + 1, self._step(up.xhat))
+        return self.Server(up.xhat, server.t + 1, self._step())
 
-    def _step(self, like: Tensor) -> Tensor:
-        return like.new_full((), self.eta_a, dtype=torch.float64)
+    def _step(self) -> Tensor:
+        return torch.tensor(self.eta_a, dtype=torch.float64, device="cpu")

@@ -24,11 +24,11 @@ PASSED_ON = ("phi", "eta_a", "eta_s", "Q")
 
 @dataclass(frozen=True)
 class ServerOptimiser(Algorithm):
-    """The clients, the messages and the corrections of the method `of`; its server goes another way.
+    """A method `of` whose server takes another step; clients, messages and corrections are those of the method.
 
-    The method makes of its mean uplink the step from x to y, where x is what `Traits.server_variable` names; the
-    optimiser goes from x by a step of its own, for which it takes d = y - x. All else that the server keeps becomes
-    what the method makes of it. A fixed point of the method has d = 0 and is one of the optimiser, and vice versa.
+    The method's own server step goes from x to y, where x is the field that `Traits.server_variable` names. The
+    optimiser replaces that step by its own, computed from $d = y - x$; the other fields of the server's state are
+    updated by the method. Both have the same fixed points, those with $d = 0$.
 
     >>> from fednmap.algorithms import FedAvgM, SCAFFOLD
     >>> FedAvgM(of=SCAFFOLD(eta_a=0.1, Q=5)).Q
@@ -193,7 +193,7 @@ class FedAdagrad(_Adaptive):
     tau: degree of adaptivity: the smaller the more; v begins at $\tau^2$.
     phi, eta_a, eta_s, Q: those of the method, unless they are given here.
 
-    For FedAvg with eta_s = 1, d is the mean change of the clients' models, as published.
+    For FedAvg with $\eta_s = 1$, d is the mean change of the clients' models, as published.
 
     >>> FedAdagrad(eta_a=0.1, Q=5).tau
     0.001

@@ -1,4 +1,4 @@
-"""FedDR, FedADMM and FedPD: every client solves a problem of its own roughly, held near the common model.
+"""FedDR, FedADMM and FedPD: every client solves a local problem approximately, near the common model.
 
 Tran-Dinh, Pham, Phan and Nguyen, FedDR: Randomized Douglas-Rachford Splitting Algorithms for Nonconvex Federated
 Composite Optimization, NeurIPS 2021, Algorithm 1. Wang, Marella and Anderson, FedADMM: A Federated Primal-Dual

@@ -37,20 +37,19 @@ def uniform(seed: int, stream: int, clients: Whole, jobs: Whole) -> Values:
     return (np.asarray(value >> np.uint64(11), dtype=np.float64) + 0.5) / 2.0**53
 
 
-def _normal(seed: int, stream: int, clients: Whole, jobs: Whole) -> Values:
-    """Box and Muller."""
-    u, v = (uniform(seed, stream + k, clients, jobs) for k in (0, 1))
-    return np.asarray(np.sqrt(-2 * np.log(u)) * np.cos(2 * math.pi * v))
+def _normal(u: Callable[[int], Values], stream: int) -> Values:
+    """Return standard normal numbers by the Box-Muller transform."""
+    return np.asarray(np.sqrt(-2 * np.log(u(stream))) * np.cos(2 * math.pi * u(stream + 1)))
 
 
-LEAST: dict[str, tuple[int, tuple[float, ...]]] = {
-    "constant": (0, (1.0,)),
-    "uniform": (2, (0.8, 1.2)),
-    "exponential": (0, (1.0,)),
-    "pareto": (0, (1.2,)),
-    "lognormal": (0, (1.0,)),
+DISTRIBUTIONS: dict[str, tuple[int, tuple[float, ...], Callable[..., Any]]] = {
+    "constant": (0, (1.0,), lambda u, time: np.full(u(1).shape, time)),
+    "uniform": (2, (0.8, 1.2), lambda u, low, high: low + (high - low) * u(1)),
+    "exponential": (0, (1.0,), lambda u, mean: -mean * np.log(u(1))),
+    "pareto": (0, (1.2,), lambda u, exponent: np.minimum(PARETO_SCALE * u(1) ** (-1 / exponent), LONGEST)),
+    "lognormal": (0, (1.0,), lambda u, sigma: np.exp(sigma * _normal(u, 2))),
 }
-"""Distributions: how many numbers must be given, and the default numbers."""
+"""How many numbers must be given, the default numbers, and the delays from uniform numbers u(stream)."""
 
 KNOWN = (
     "constant[:TIME], uniform:LOW,HIGH, exponential[:MEAN], pareto[:EXPONENT] (above 0.1), lognormal[:SIGMA] (up to "
@@ -79,24 +78,10 @@ def delays_of(spec: str, slowdown: str | None, n: int | None, seed: int) -> Dela
         return lambda clients, jobs: (
             factor[clients] * [of[i][(k - 1) % len(of[i])] for i, k in zip(clients, jobs, strict=True)]
         )
-    values = _numbers(spec, name, text)
-
-    def delays(clients: Whole, jobs: Whole) -> Values:
-        u = uniform(seed, 1, clients, jobs)
-        match name:
-            case "constant":
-                drawn = np.full(u.shape, values[0])
-            case "uniform":
-                drawn = values[0] + (values[1] - values[0]) * u
-            case "exponential":
-                drawn = -values[0] * np.log(u)
-            case "pareto":
-                drawn = np.minimum(PARETO_SCALE * u ** (-1 / values[0]), LONGEST)
-            case _:
-                drawn = np.exp(values[0] * _normal(seed, 2, clients, jobs))
-        return np.asarray(factor[clients] * drawn)
-
-    return delays
+    values, distribution = _numbers(spec, name, text), DISTRIBUTIONS[name][2]
+    return lambda clients, jobs: np.asarray(
+        factor[clients] * distribution(lambda stream: uniform(seed, stream, clients, jobs), *values)
+    )
 
 
 def factors(spec: str | None, n: int | None, seed: int = 0) -> Values:
@@ -114,7 +99,7 @@ def factors(spec: str | None, n: int | None, seed: int = 0) -> Values:
         raise InputError(f"expected a slowdown such as {expected}, got {spec!r}")
     if name == "lognormal":
         clients = np.arange(n or 1)
-        drawn = np.exp(values[0] * _normal(seed, 4, clients, np.zeros_like(clients)))
+        drawn = np.exp(values[0] * _normal(lambda stream: uniform(seed, stream, clients, np.zeros_like(clients)), 4))
         return np.asarray(drawn / np.median(drawn))
     if n is not None and len(values) != n:
         raise InputError(f"expected a slowdown for each of {n} clients, got {len(values)} numbers; give {expected}")
@@ -122,7 +107,8 @@ def factors(spec: str | None, n: int | None, seed: int = 0) -> Values:
 
 
 def _numbers(spec: str, name: str, text: str) -> tuple[float, ...]:
-    least, default = choose("delays", name, {**LEAST, "trace": (0, ())})
+    choose("delays", name, dict.fromkeys([*DISTRIBUTIONS, "trace"]))
+    least, default, _ = DISTRIBUTIONS[name]
     try:
         values = tuple(float(word) for word in text.split(",")) if text else ()
     except ValueError:

@@ -238,6 +238,29 @@ def rule_of(spec: str) -> dict[str, Any]:
     raise InputError(f"expected all, buffer:K, window:TIME or deadline:TIME, got {spec!r}; use window:2, say")
 
 
+def safe_step(smoothness: float, staleness: int, *, largest: float | None = None, rho: float = 0.0) -> float:
+    """Return the largest server step eta_hat = Q eta_s eta_a for which the theorem of docs/asynchronous.md holds.
+
+    smoothness: the mean of the clients' L_i, at least the smoothness of f.
+    staleness:  S, the most versions that a counted reply is late, as the setting `staleness` ensures it.
+    largest:    the largest L_i; default: all are `smoothness`.
+    rho:        the weak convexity of phi.
+
+    With gamma = eta_hat, Q = 1, exact gradients, every client at work and no reply lost, psi then falls to a stationary
+    point in any order of replies. It is a worst case: without a bound on staleness, and on average, larger steps work.
+
+    >>> safe_step(1.0, staleness=0), round(safe_step(1.0, staleness=5), 4)
+    (0.4, 0.0444)
+    """
+    largest = smoothness if largest is None else largest
+    if not 0 < smoothness <= largest or staleness < 0 or rho < 0:
+        raise InputError(
+            f"expected 0 < smoothness <= largest, staleness and rho of at least 0, got {smoothness}, {largest}, "
+            f"{staleness} and {rho}"
+        )
+    return 1 / ((smoothness + rho) / 2 + (smoothness + largest) * (2 * staleness + 1))
+
+
 def _check_readable(asynchronous: Asynchronous) -> None:
     """Refuse a method of which the server could not read from an uplink how far a client's state moves."""
     method, traits = asynchronous.method, asynchronous.method.traits
@@ -267,4 +290,6 @@ def _check_readable(asynchronous: Asynchronous) -> None:
         readable = bool(torch.allclose(moved, truly) and torch.allclose(after, old + 0.25 * moved))
         readable &= bool(torch.allclose(asynchronous._moved(down, type(up)(y + start)) - moved, start))
     if not readable:
-        raise InputError(f"the uplink of {name} does not tell how far its client's state moves; {use}, and forget = 0")
+        raise InputError(
+            f"the uplink of {name} does not determine how far its client's state moves; {use}, and forget = 0"
+        )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from fednmap.commands.options import Json
@@ -44,7 +44,8 @@ def audit(
         return
     screen = console()
     for name in chosen:
-        table = Table(*HEADS, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=Text(name), title_justify="left")
+        columns = (Column(head, overflow="fold") for head in HEADS)  # no name is cut
+        table = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=Text(name), title_justify="left")
         for row in (row for row in listed if row.client == name):
             span = "-" if row.rounds is None else "-".join(map(str, dict.fromkeys(row.rounds)))
             counted = f"{row.counted}" if row.kind == "uplink" else ""

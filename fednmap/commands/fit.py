@@ -252,7 +252,7 @@ def _twins(X: Any, columns: list[str]) -> list[str]:
     seen: dict[bytes, str] = {}
     first = {name: seen.setdefault(values.tobytes(), name) for name, values in zip(columns, X.T, strict=True)}
     twins = [f"{other} and {name}" for name, other in first.items() if other != name]
-    return [f"{'; '.join(twins)} are the same in every row: no fit can tell them apart"] if twins else []
+    return [f"{'; '.join(twins)} are the same in every row: no fit can separate them"] if twins else []
 
 
 def _modelled(target: str, classes: tuple[str, ...]) -> str:

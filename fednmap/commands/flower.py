@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Set, with_config
+from fednmap.commands.options import ConfigFile, Json, Out, Quiet, Set, _flag, with_config
 from fednmap.commands.tune import settle, take_auto
 from fednmap.names import InputError
 from fednmap.report.closing import closing_table
@@ -152,7 +152,13 @@ def up(
     min_clients: Annotated[
         int | None, typer.Option(help="Replies that a round needs, default all; with fewer it is repeated.")
     ] = None,
-    measure_stationarity: Annotated[bool, typer.Option(help="Clients send exact gradients for |F_nat|^2.")] = True,
+    measure_stationarity: Annotated[
+        bool | None,
+        typer.Option(
+            "--measure-stationarity/--no-measure-stationarity",
+            help="Clients send exact gradients for |F_nat|^2. (default yes)",
+        ),
+    ] = None,
     secagg_threshold: Annotated[
         int | None, typer.Option(help="Clients that unmask a sum with --secagg; default more than half.")
     ] = None,
@@ -170,16 +176,21 @@ def up(
     _needs_flower()
     from fednmap.flower.settings import FederationSettings, read, run_settings
 
-    fixed = (deadline, min_clients, secagg_threshold, None if measure_stationarity else False)
-    typed = values or algorithm or set or config or pin_on_first_use or any(v is not None for v in fixed)
-    if app is not None:
+    own = _given(deadline=deadline, min_clients=min_clients)
+    if app is not None or resume is not None:
+        typed = values | _given(
+            algorithm=algorithm,
+            set=set,
+            config=config,
+            out=out if resume else None,
+            measure_stationarity=measure_stationarity,
+            secagg_threshold=secagg_threshold,
+            pin_on_first_use=pin_on_first_use or None,
+        )
         if typed:
-            raise InputError("--app takes the settings of its pyproject.toml; leave the other options out")
-        folder, settings, federation = _of_app(app, out, resume)
-    elif resume is not None:
-        if typed or out:
-            raise InputError("--resume takes the settings of its folder; leave the other options out")
-        folder, settings, federation = _resumed(resume)
+            place = "--app takes the settings of its pyproject.toml" if app else "--resume takes those of its folder"
+            raise InputError(f"{place}, but for --deadline and --min-clients; leave out {', '.join(map(_flag, typed))}")
+        folder, settings, federation = _of_app(app, out, resume, own) if app else _resumed(resume, own)
     else:
         if algorithm:
             values["algorithms"] = (algorithm,)
@@ -191,10 +202,9 @@ def up(
         federation = FederationSettings.make(
             names=tuple(f"client-{i}" for i in range(settings.clients)),
             run_folder=".",
-            deadline=600 if deadline is None else deadline,
-            min_clients=min_clients,
-            measure_stationarity=measure_stationarity and not settings.dp_noise,
+            measure_stationarity=measure_stationarity is not False and not settings.dp_noise,
             secagg_threshold=secagg_threshold,
+            **own,
         )
         read(run_settings(settings, federation))
         folder = RunFolder.create(out, settings, "flower")
@@ -210,32 +220,39 @@ def up(
 def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of a trial that has not ended.")],
     deadline: Annotated[float | None, typer.Option(help="Seconds of a round, in place of the trial's own.")] = None,
+    min_clients: Annotated[int | None, typer.Option(help="Replies that a round needs, in place of its own.")] = None,
     cold: Annotated[bool, typer.Option("--cold", help="Flower's own nodes: a new Python for every message.")] = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Start SuperLink, nodes and server again and continue from the checkpoints: nothing that was counted is lost."""
     _needs_flower()
-    run, settings, federation = _resumed(folder)
-    if deadline is not None:
-        federation = type(federation).make(**federation.model_dump() | {"deadline": deadline})
+    run, settings, federation = _resumed(folder, _given(deadline=deadline, min_clients=min_clients))
     _closing(run, _trial(settings, federation, make_console(stderr=True, quiet=quiet), warm=not cold), json)
 
 
-def _resumed(path: Path) -> tuple[RunFolder, Config, Any]:
-    """The trial in a folder, as it was begun."""
-    from fednmap.flower.settings import FederationSettings
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _resumed(path: Any, own: dict[str, Any]) -> tuple[RunFolder, Config, Any]:
+    """The trial in the folder `path`, as it was begun but for `own`."""
+    from fednmap.flower.settings import FederationSettings, read, run_settings
 
     folder, file = RunFolder.open(path.resolve()), path / "federation.json"
     if not file.exists():
         raise InputError(f"{path} is not a run between machines; continue it with fednmap train --resume {path}")
     if folder.running():
         raise InputError(f"{path} is in use by another run; wait for it to end")
-    known = {key: value for key, value in from_json(file, dict).items() if key != "run"}
-    return folder, folder.config(), FederationSettings.make(**known | {"run_folder": folder.path, "resume": True})
+    known = {key: value for key, value in from_json(file, dict).items() if key != "run"} | own
+    federation = FederationSettings.make(**known | {"run_folder": folder.path, "resume": True})
+    if folder.about().made_in == "fit" or (config := folder.config()).data == "own":
+        raise InputError(f"{path} is the run of an app; continue it with fednmap flower up --app APP --resume {path}")
+    read(run_settings(config, federation))
+    return folder, config, federation
 
 
-def _of_app(app: Path, out: Path | None, resume: Path | None) -> tuple[RunFolder, Config, Any]:
+def _of_app(app: Path, out: Path | None, resume: Path | None, own: dict[str, Any]) -> tuple[RunFolder, Config, Any]:
     """An app's run folder and settings: a new run, unless one is continued."""
     from fednmap.flower import settings, table_app
 
@@ -247,7 +264,8 @@ def _of_app(app: Path, out: Path | None, resume: Path | None) -> tuple[RunFolder
     read = table_app.common_settings if "target" in found else settings.read
     if resume is None and path.exists() and (path.is_file() or any(path.iterdir())):
         raise InputError(f"{path} exists; choose another folder with --out, or continue it with --resume {path}")
-    return RunFolder(path), *read(found | {"run-folder": str(path), "resume": resume is not None})
+    own |= {"run_folder": str(path), "resume": resume is not None}
+    return RunFolder(path), *read(found | {name.replace("_", "-"): value for name, value in own.items()})
 
 
 def _closing(folder: RunFolder, result: dict[str, Any], json: bool) -> None:
@@ -299,7 +317,9 @@ def _trial(config: Config, federation: Any, console: Console, warm: bool, app: P
             for name in federation.names:
                 node(name)
             if app:
-                process = launcher.run(app.resolve(), run_folder=str(folder.path), resume=federation.resume)
+                changed = ("run_folder", "resume", "deadline", "min_clients")  # by options, or by _of_app
+                given = _given(**federation.model_dump(mode="json", include={*changed}))
+                process = launcher.run(app.resolve(), **given)
             else:
                 process = launcher.run(write_trial(place / "app", run_settings(config, federation)))
             _watch(process, folder, config, console, launcher, node)

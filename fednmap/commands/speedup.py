@@ -14,7 +14,7 @@ from fednmap.commands.tune import settle, take_auto
 from fednmap.measure import objective
 from fednmap.names import InputError
 from fednmap.report.plots import speedup as plot
-from fednmap.report.progress import watched
+from fednmap.report.progress import waiting, watched
 from fednmap.runs.atomic_files import clear_errors, json_text, to_json, write_atomically
 from fednmap.runs.configuration import STOPPING, Config
 from fednmap.runs.execution import Worker
@@ -93,13 +93,15 @@ def _begin(given: dict[str, Any], launch: Launch, over: str, values: str) -> Swe
     except ValueError:
         raise InputError(f"--values is {values!r}; give whole numbers separated by commas, such as 5,10,20") from None
     kind, numbers = checked(over, parts)
-    config, _ = settle(Config.make(**given), auto, lambda line: print(line, file=sys.stderr))
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # the runs repeat them
-        first, last = (prepare(varied(config, kind, number)) for number in (numbers[0], numbers[-1]))
-    if kind == "n" and (own := last.config.clients) != numbers[-1]:
-        raise InputError(f"{config.data} brings its own {own} clients; use --partition iid, or --over q")
-    # one gamma for all that is compared
-    known = {"model": first.config.model, "partition": first.config.partition, "measure_gamma": first.measure_gamma}
+    config = Config.make(**given)
+    with waiting(f"loading {config.data}, and estimating the smoothness of the loss", launch.quiet):
+        config, _ = settle(config, auto, lambda line: print(line, file=sys.stderr))
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # the runs repeat them
+            first, last = (prepare(varied(config, kind, number)) for number in (numbers[0], numbers[-1]))
+        if kind == "n" and (own := last.config.clients) != numbers[-1]:
+            raise InputError(f"{config.data} brings its own {own} clients; use --partition iid, or --over q")
+        gamma = first.measure_gamma  # one for all that is compared
+    known = {"model": first.config.model, "partition": first.config.partition, "measure_gamma": gamma}
     if kind == "q":
         known["clients"] = first.config.clients
     return Sweep.create(launch.out, config.model_copy(update={"algorithms": ("fednmap",), **known}), kind, numbers)

@@ -65,7 +65,7 @@ def compare(
     Example: fednmap compare --preset digits --algorithms fednmap,zhang,fedavg
     """
     if algorithms:
-        values["algorithms"] = tuple(name.strip() for name in algorithms.split(","))
+        values["algorithms"] = tuple(name.strip() for name in algorithms.split(",") if name.strip())
     elif launch.preset is None and launch.config is None and launch.resume is None:
         values["algorithms"] = DEFAULT
     folder, results = _run("compare", values, launch)
@@ -123,8 +123,9 @@ def _prepared(values: dict[str, Any], launch: Launch) -> Experiment:
     paced = values.get("eval_every") == "auto"
     if paced:
         del values["eval_every"]
-    config, experiment = settle(Config.make(**values), auto, lambda line: print(line, file=sys.stderr))
-    with waiting(f"loading {config.data}", launch.quiet):
+    config = Config.make(**values)
+    with waiting(f"loading {config.data}{', and looking for step sizes' if auto else ''}", launch.quiet):
+        config, experiment = settle(config, auto, lambda line: print(line, file=sys.stderr))
         experiment = experiment or prepare(config)
     names = experiment.config.algorithms
     for name in ("eta_a", "eta_s"):  # a typed step size that no method has, if all are the user's own

@@ -29,6 +29,7 @@ from fednmap.commands.options import (
 )
 from fednmap.data import Dataset
 from fednmap.names import InputError
+from fednmap.report.progress import waiting
 from fednmap.runs.atomic_files import json_text
 from fednmap.runs.configuration import STOPPING, Config
 from fednmap.runs.execution import simulated, task_of
@@ -82,7 +83,8 @@ def tune(
             raise InputError(f"expected a constant step and no memory, got {name} {value}; leave it out")
     check_auto(checked, auto)
     options: dict[str, Any] = {"budget": budget, "residual_only": residual_only}
-    found = search(prepare(checked), auto, parallel_map=partial(parallel_map, count=count), **options)
+    with waiting(f"loading {checked.data}, and looking for step sizes by pilot runs"):
+        found = search(prepare(checked), auto, parallel_map=partial(parallel_map, count=count), **options)
     if json:
         best = {"eta_a": found.eta_a, "gamma": found.gamma, "stationarity": found.pilot and found.pilot.score}
         safe = {"eta_a": found.guaranteed_eta_a, "gamma": found.guaranteed_gamma}

@@ -70,8 +70,11 @@ class ClientRows:
 class ClientData(ClientRows, Sequence[tuple[Tensor, Tensor]]):
     """n clients' samples as two tensors; client i holds rows offsets[i] .. offsets[i] + sizes[i].
 
-    Behaves as a sequence of pairs (x_i, y_i), which is also what `of` takes. x may be sparse, in rows (see
-    `fednmap.data.sparse`); it is then never made dense here.
+    A sequence of pairs (x_i, y_i), which is also what `of` takes. x may be sparse, in rows (see `fednmap.data.sparse`);
+    it is then never made dense here.
+
+    >>> len(ClientData.of([(torch.zeros(3, 2), torch.zeros(3)), (torch.zeros(1, 2), torch.zeros(1))]).client(0).x)
+    3
     """
 
     x: Tensor
@@ -104,7 +107,7 @@ class ClientData(ClientRows, Sequence[tuple[Tensor, Tensor]]):
 
     @classmethod
     def of(cls, pairs: Pairs) -> ClientData:
-        """Make it from one pair (x_i, y_i) per client: tensors, numpy arrays, or a TensorDataset of the two."""
+        """Make it from one pair (x_i, y_i) per client (tensors, arrays, a TensorDataset); else raise InputError."""
         if isinstance(pairs, ClientData):
             return pairs
         whole = isinstance(pairs, Tensor | np.ndarray | TensorDataset | str) or is_scipy(pairs)
@@ -147,7 +150,7 @@ class ClientData(ClientRows, Sequence[tuple[Tensor, Tensor]]):
         )
 
     def thinned(self, count: int) -> ClientData:
-        """About `count` of the rows, evenly spaced: of every client its share, and at least one."""
+        """Return about `count` of the rows, evenly spaced: of every client its share, and at least one."""
         pairs = zip(self.offsets.tolist(), self.sizes.tolist(), self.thin_sizes(count), strict=True)
         rows = [first + torch.arange(few, device="cpu") * size // few for first, size, few in pairs]
         return ClientData.split(self.x, self.y, rows).in_batches(self.batch_rows)
@@ -181,7 +184,7 @@ class ClientData(ClientRows, Sequence[tuple[Tensor, Tensor]]):
         return a, b
 
     def client(self, i: int) -> ClientData:
-        """Client i alone."""
+        """Return the data of client i."""
         return ClientData.of([self[i]]).in_batches(self.batch_rows)
 
     def __len__(self) -> int:

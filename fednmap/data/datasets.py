@@ -24,7 +24,7 @@ __all__ = ["DATASETS", "Dataset", "digits", "load"]
 
 
 def digits() -> Dataset:
-    """Handwritten digits, always at hand: 1,438 + 359 pictures of 8 x 8, values in [0, 1], 10 labels."""
+    """Handwritten digits, part of scikit-learn: 1,438 + 359 pictures of 8 x 8, values in [0, 1], 10 labels."""
     pictures, labels = _digits()
     return hold_out(torch.from_numpy(pictures).float().view(-1, 1, 8, 8) / 16, torch.from_numpy(labels))
 

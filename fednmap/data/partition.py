@@ -1,4 +1,4 @@
-"""Dividing pooled samples among n clients: each function returns, per client, the indices of its rows.
+"""Partitions of pooled samples over n clients: each function returns, per client, the indices of its rows.
 
 Every sample goes to exactly one client, every client gets at least one, and the result is a pure
 function of its arguments. Indices are on the CPU, wherever the labels are.
@@ -19,21 +19,34 @@ Parts = list[Tensor]
 
 
 def sorted_by_label(y: Tensor, n: int, seed: int = 0) -> Parts:
-    """Samples sorted by label and cut into n consecutive parts whose sizes differ by at most one."""
+    """Sort samples by label and cut them into n consecutive parts whose sizes differ by at most one.
+
+    >>> sorted_by_label(torch.tensor([1, 0, 1, 0]), 2)
+    [tensor([1, 3]), tensor([0, 2])]
+    """
     y = _labels(y, n)
     return list(torch.sort(y, stable=True).indices.tensor_split(n))
 
 
 def iid(y: Tensor, n: int, seed: int = 0) -> Parts:
-    """Return a random permutation cut into n parts whose sizes differ by at most one."""
+    """Return a random permutation cut into n parts whose sizes differ by at most one.
+
+    >>> [len(part) for part in iid(torch.zeros(5), 2)]
+    [3, 2]
+    """
     y = _labels(y, n)
     return list(torch.from_numpy(np.random.default_rng(seed).permutation(len(y))).tensor_split(n))
 
 
 def shards(y: Tensor, n: int, seed: int = 0, per_client: int = 2) -> Parts:
-    """Samples sorted by label, cut into n * per_client shards; every client gets `per_client` at random.
+    """Sort samples by label and cut them into n * per_client shards; every client gets `per_client` at random.
+
+    Raises InputError if there are fewer samples than shards.
 
     Reference: McMahan et al., Communication-efficient learning of deep networks, AISTATS 2017.
+
+    >>> [len(part) for part in shards(torch.tensor([1, 0, 1, 0]), 2)]
+    [2, 2]
     """
     if per_client < 1:
         raise InputError(f"shards per client is {per_client}; it must be at least 1")
@@ -44,11 +57,14 @@ def shards(y: Tensor, n: int, seed: int = 0, per_client: int = 2) -> Parts:
 
 
 def dirichlet(y: Tensor, n: int, seed: int = 0, alpha: float = 0.5) -> Parts:
-    """Return each label's samples are shared out in proportions from Dirichlet(alpha); small alpha is heterogeneous.
+    """Share each label's samples out in proportions from Dirichlet(alpha); small alpha is heterogeneous.
 
-    A client left with nothing is given one sample of the largest client.
+    A client without samples receives one of the largest client's. An alpha that is not positive raises InputError.
 
     Reference: Hsu, Qi and Brown, Measuring the effects of non-identical data distribution, 2019.
+
+    >>> sum(len(part) for part in dirichlet(torch.tensor([1, 0, 1, 0]), 2))
+    4
     """
     if not alpha > 0:
         raise InputError(f"Dirichlet alpha is {alpha}; it must be positive")
@@ -69,7 +85,11 @@ def dirichlet(y: Tensor, n: int, seed: int = 0, alpha: float = 0.5) -> Parts:
 
 
 def by_client(ids: Tensor) -> Parts:
-    """Return one client for each distinct id, in ascending order of the ids."""
+    """Return one client for each distinct id, in ascending order of the ids.
+
+    >>> by_client(torch.tensor([7, 3, 7]))
+    [tensor([1]), tensor([0, 2])]
+    """
     ids = tensor("ids", ids).cpu()
     return [(ids == i).nonzero().squeeze(1) for i in torch.unique(ids)]
 
@@ -83,7 +103,13 @@ PARTITIONS: dict[str, Callable[..., Parts]] = {
 
 
 def partition(spec: str, y: Tensor, n: int, *, seed: int = 0, ids: Tensor | None = None) -> Parts:
-    """Return the partition `spec` names: sorted, iid, shards[:per client], dirichlet[:alpha], natural (by `ids`)."""
+    """Return the partition `spec` names: sorted, iid, shards[:per client], dirichlet[:alpha], natural (by `ids`).
+
+    An unknown name, or more parts than samples, raises InputError.
+
+    >>> partition("sorted", torch.tensor([1, 0]), 2)
+    [tensor([1]), tensor([0])]
+    """
     name, _, argument = spec.partition(":")
     if name == "natural":
         if ids is None:

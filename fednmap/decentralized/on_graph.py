@@ -127,7 +127,7 @@ def rounds_of(
     seed:  decides which links fail.
 
     `bytes_up` counts what all nodes send along all links, also along those that fail; nothing comes down. In a process
-    group of torch.distributed node i lives in process i mod size, and processes exchange their nodes' messages by
+    group of torch.distributed node i is in process i mod size, and processes exchange their nodes' messages by
     point-to-point sends; the mean that is measured is an all-reduce, which is not counted.
     """
     if algorithm.topology.n != problem.n:
@@ -186,7 +186,7 @@ def rounds_of(
 
 
 def _mine(nodes: Tensor) -> Tensor:
-    """Which of these nodes live in this process, a bool for each."""
+    """Which of these nodes are in this process, a bool for each."""
     return nodes % distributed.size() == distributed.rank()
 
 
@@ -250,7 +250,7 @@ class Mixing:
 
 
 def _across(W: Tensor, messages: State) -> State:
-    """Node i lives in process i mod size. Each process sends every other the messages that its nodes need, and no more.
+    """Node i is in process i mod size. Each process sends every other the messages that its nodes need, and no more.
 
     All know W, hence what comes from where: one send and one receive for each pair of processes that are neighbours.
     """

@@ -37,7 +37,7 @@ class _Attributes(BaseEstimator):  # type: ignore[misc]
     groups: Any = None
     _kind: ClassVar[type[Response]]
     refill: ClassVar[Any] = None
-    """X with its gaps filled by what the rows of a mask say, where X had gaps: those held out must not tell."""
+    """X with its gaps filled by what the rows of a mask say, where X had gaps: rows held out must not count."""
     strata: str | int | None = None
     coef_: Any
     intercept_: Any
@@ -264,7 +264,7 @@ class Federated(_Attributes):
         return found[:, 0] if found.shape[1] == 1 else found
 
     def _linear(self, X: Any, labels: Any) -> Floats:
-        """The linear predictors of rows (N, K), with what their sites have of their own; labels: the sites' names."""
+        """The linear predictors of rows (N, K), with the effects of their sites; labels: the sites' names."""
         found: Floats = X @ np.atleast_2d(self.coef_).T + self.intercept_
         if labels is not None and self.site_effects != "none":
             found[:, 0] += self.site_effects_.added(X, labels, self.intercept_)

@@ -229,7 +229,7 @@ class FitConfig(Settings):
             raise InputError(f"the target {self.target!r} holds one class only, {labels[0]!r}; two are needed")
         if len(labels) > MANY_CLASSES:
             raise InputError(
-                f"the target {self.target!r} has {len(labels)} different values; {self.family} tells classes apart, "
+                f"the target {self.target!r} has {len(labels)} different values; {self.family} predicts classes, "
                 "for numbers use --family gaussian"
             )
         if self.order is not None:

@@ -63,7 +63,7 @@ class FittedModel:
     exposure: str | None = None
     """The column that is added to every score, itself or its logarithm."""
     effects: SiteEffects | None = None
-    """What the sites have of their own, where they differ."""
+    """The effects of the sites, where they differ."""
 
     @property
     def needed(self) -> set[str]:
@@ -132,7 +132,7 @@ class FittedModel:
     def coefficient_table(self, path: RegularizationPath | None = None, errors: Inference | None = None) -> DataTable:
         """Name, coefficient, its ratio, its standard error and interval, and the lam at which it enters.
 
-        With errors the ratio has an interval of its own; "low" and "high" are the coefficient's.
+        With errors the ratio has an interval too; "low" and "high" are the coefficient's.
         """
         ratio, (outputs, p) = RATIOS.get(self.family), self.coef.shape
         titles, level = self.levels
@@ -182,7 +182,7 @@ def save(folder: File, about: dict[str, Any], model: FittedModel) -> None:
 def load(folder: str | File) -> FittedModel:
     """Return the model in the folder of a `fednmap fit`, which predicts rows of a frame.
 
-    Raises InputError if the folder holds no model, or another one than was written.
+    Raises InputError if the folder holds no model, or one that was changed since.
     """
     folder = File(folder)
     if not (folder / MODEL).is_file():

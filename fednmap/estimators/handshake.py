@@ -63,7 +63,7 @@ class RemoteFitConfig(FitConfig):
             raise InputError("expected order = 'low,mid,high', the labels from the lowest to the highest, with ordinal")
         of_single_sites = {
             "impute = 'median' asks for extremes and counts": (task.impute == "median", "use 'mean'"),
-            "cv = 'leave-one-site-out' tells the losses": (task.cv == LEAVE_ONE_SITE_OUT, "give a number of folds"),
+            "cv = 'leave-one-site-out' reveals the losses": (task.cv == LEAVE_ONE_SITE_OUT, "give a number of folds"),
             "bs in a formula asks for extremes": (bool(task.asked.get("ranges")), "leave it out"),
             "evaluate = 'leave-one-site-out' needs models": (
                 task.evaluate == LEAVE_ONE_SITE_OUT,
@@ -73,7 +73,7 @@ class RemoteFitConfig(FitConfig):
         }
         for words, (told, advice) in of_single_sites.items():
             if task.secagg and told:
-                raise InputError(f"secagg tells sums over all sites alone, and {words} of single sites; {advice}")
+                raise InputError(f"secagg reveals only sums over all sites, and {words} of single sites; {advice}")
         if task.evaluate is not None and (task.site_effects != "none" or task.family in ("cox", "ordinal")):
             raise InputError("evaluate between machines is for one score per row, without site effects; leave it out")
         if None not in (task.cv, task.evaluate) and task.cv != task.evaluate:
@@ -275,9 +275,9 @@ def negotiate(task: RemoteFitConfig) -> Generator[Question, Answers, Agreement]:
 
 
 def answer(question: Question, table: Table, task: RemoteFitConfig) -> dict[str, Any]:
-    """A site's answer about its columns; what it must not tell, or cannot, is refused in its name.
+    """Return a site's answer about its columns; what it must not reveal, or cannot, is refused in its name.
 
-    task: the site's own: nothing is told that a fit of it does not ask for.
+    task: the site's own settings: nothing is revealed that such a fit does not ask for.
     """
     if question["ask"] != "target":
         _check_asked(question, table, task)

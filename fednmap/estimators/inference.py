@@ -312,7 +312,7 @@ def _identified(prepared: Prepared, first: Floats, x: Floats) -> tuple[Any, Floa
     """The columns that do not depend on the intercept and those before them, and the same model in these alone.
 
     By a Cholesky factorisation of `first`, the Hessian of the model without columns: there all rows have the same
-    curvature, and one output tells of all.
+    curvature, and one output stands for all.
     """
     p, outputs = prepared.columns, prepared.outputs
     places = np.array([outputs * p, *range(p)] if prepared.intercept else range(p))
@@ -372,7 +372,7 @@ def _newton(prepared: Prepared, basis: Floats, x: torch.Tensor, first: Floats, n
         while not (new := prepared.loss(x + part * torch.from_numpy(step))) <= loss + ROUNDING * abs(loss):
             part /= 2
             if part < SHORTEST:
-                return last._replace(step=None)  # f cannot tell the points apart
+                return last._replace(step=None)  # f is the same at both points
         x, loss = x + part * torch.from_numpy(step), new
     return last if likelihood else last._replace(step=None)
 

@@ -56,7 +56,7 @@ def _classifies(estimator: Federated) -> bool:
 
 
 class FederatedModel(Federated):
-    """What a fitted model tells of itself, and of other rows."""
+    """Predictions and summaries of a fitted model."""
 
     path = path
     inference = inference
@@ -420,7 +420,7 @@ def warn_without_overdispersion(estimator: Any, rows: Rows) -> None:
 
 @dataclass(eq=False, repr=False)
 class FederatedCoxRegression(AnyPenalty):
-    r"""Fit proportional hazards, every site with a baseline hazard of its own.
+    r"""Proportional hazards, with one baseline hazard per site.
 
     The hazard at site i is $h(t \mid x) = h_i(t)\, e^{\langle b, x \rangle}$. The partial likelihood is then a sum over
     sites, so that the fit is that of the stratified model on the pooled rows:

@@ -1,4 +1,4 @@
-"""The model card of a fit: what was fitted to what, how well it predicts, what the sites told, and its limits."""
+"""The model card of a fit: what was fitted to what, how well it predicts, what the sites revealed, and its limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ The coefficients are in `coefficients.csv`.
 
 {predictions}
 
-## What the sites told
+## What the sites revealed
 
 {told} counts and sums of the columns below, and in every round a gradient or a loss.
 
@@ -84,9 +84,9 @@ def model_card(
         ended=about["ended"],
         rounds=about["rounds"],
         predictions=predictions,
-        told="One process read all files. Between machines sites would have told"
+        told="One process read all files. Between machines sites would have revealed"
         if about["simulated"]
-        else "They told",
+        else "They revealed",
         sent=DataTable(("column", "sent"), [(s.column, s.sent) for s in model.statistics]).markdown(),
         limits="\n".join(f"- {words}" for words, holds in limits.items() if holds),
     )

@@ -83,7 +83,7 @@ class CrossValidated(Federated):
     on_fold: ClassVar[Any] = None
     """A function that is called before each fold, with its number, how many there are, and its name; or None."""
     refill: ClassVar[Any] = None
-    """X with its gaps filled by what the rows of a mask say, where X had gaps: those held out must not tell."""
+    """X with its gaps filled by what the rows of a mask say, where X had gaps: rows held out must not count."""
 
     def fit(self, X: Any, y: Any = None, sites: Any = None, sample_weight: Any = None) -> Self:
         """Choose lam, and fit the model there to all rows."""

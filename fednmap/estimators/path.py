@@ -80,7 +80,7 @@ class Null(NamedTuple):
 
 
 def null_model(estimator: Federated, prepared: Prepared) -> Null:
-    """From sums where the family has it in closed form and every column is penalised, else by rounds of its own."""
+    """From sums where the family has it in closed form and every column is penalised, else by further rounds."""
     end = prepared.end
     free = torch.zeros(end, dtype=torch.bool, device="cpu")
     if isinstance(estimator.penalty, Regularizer) or estimator.penalty_factor is not None:

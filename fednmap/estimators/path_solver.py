@@ -1,4 +1,4 @@
-"""Minimise f(x) + l1 |w|_1 + l2 |w|^2 / 2 for one pair (l1, l2) or for many at once, in few rounds; l1 may be a weight
+"""Minimise f(x) + l1 |w|_1 + l2 |w|^2 / 2 for one pair (l1, l2) or a batch of them, in few rounds; l1 may be a weight
 for every coefficient.
 
 A round sends points to the sites and their gradients back, as every round here does; with several penalties it carries
@@ -142,7 +142,7 @@ class HessianModel:
         self.D = np.diag(diagonal * self.largest() / diagonal.min())
 
     def learn(self, s: Floats, y: Floats) -> None:
-        """BFGS with several secants (m, d) at once: D s = y from now on, in the directions that they tell apart."""
+        """BFGS with several secants (m, d): D s = y from now on, in the directions that they span."""
         size = _norms(s)
         told = _dots(s, y) > CURVED * size * _norms(y)
         s, y = s[told] / size[told, None], y[told] / size[told, None]
@@ -167,7 +167,7 @@ class HessianModel:
             self._add(-1.0, v, before)
 
     def _add(self, factor: float, a: Floats, b: Floats) -> None:
-        """D + factor a' b, in place: a product of its own would be as large as D."""
+        """D + factor a' b, in place: a temporary would be as large as D."""
         linalg.blas.dgemm(factor, a.T, b.T, beta=1.0, c=self.D.T, trans_b=1, overwrite_c=1)
 
     def largest(self) -> float:
@@ -220,7 +220,7 @@ class HessianModel:
         return None
 
     def _by_steps(self, x: Floats, g: Floats, phi: Penalties, close: Floats) -> Floats:
-        """Accelerated prox steps, all rows at once, each begun anew where its momentum leads uphill."""
+        """Accelerated prox steps, batched over rows; a row restarts where its momentum leads uphill."""
         step = min(1 / max(self.largest(), TINY), phi.longest)
         size = max(float(np.abs(x).max()), step * float(np.abs(g).max()))
         if 0 < size < SMALL or 1 / SMALL < size < np.inf:

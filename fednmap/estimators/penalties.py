@@ -57,7 +57,7 @@ def weighted(penalty: str | Regularizer) -> bool:
 
 
 def settled_lam(penalty: str | Regularizer, lam: float | None) -> float:
-    """lam, or its default: 0.01 for a name; 1 for a regularizer, which has weights of its own."""
+    """lam, or its default: 0.01 for a name; 1 for a regularizer, which has its own weights."""
     if lam is None:
         return DEFAULT_LAM if isinstance(penalty, str) else 1.0
     if isinstance(lam, bool) or not isinstance(lam, int | float | np.number) or not 0 <= lam < np.inf:

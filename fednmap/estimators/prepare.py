@@ -353,7 +353,7 @@ class Prepared(Layout):
         return found
 
     def effects(self, x: Tensor, names: Any) -> SiteEffects | None:
-        """What each site has of its own at the shared coefficients x; None where sites do not differ, or keep it."""
+        """The effects of each site at the shared coefficients x; None where sites do not differ, or keep their own."""
         if isinstance(self.problem, RemoteProblem) and self._level is not None:
             told = self.problem.keep_effects(x)
             if told is not None:  # of the columns as they are given

@@ -44,7 +44,7 @@ class Asker(Protocol):
         ...
 
     def each(self, question: columns.Question, length: int, points: Tensor | None) -> Mapping[str, Floats]:
-        """The vector of every site; nothing where sites only tell sums."""
+        """The vector of every site; nothing where only sums are sent."""
         ...
 
 
@@ -79,12 +79,12 @@ class RemoteRows:
         return self.asker.sum(question, self.known.length(question, 1 if points is None else len(points)), points)
 
     def each(self, ask: str, points: Tensor, **more: Any) -> Mapping[str, Floats]:
-        """The answer of every site; nothing where they only tell sums."""
+        """The answer of every site; nothing where only sums are sent."""
         question = self.question(ask, **more)
         return self.asker.each(question, self.known.length(question, len(points)), points)
 
     def refilled(self, number: int) -> RemoteRows:
-        """The rows with gaps in numbers filled by what the rows outside of a fold say: those held out must not tell."""
+        """The rows with gaps in numbers filled by what the rows outside of a fold say: rows held out must not count."""
         names = [s.column for s in self.known.statistics if s.kind == "number" and s.missing]
         if not names:
             return self
@@ -236,10 +236,10 @@ class RemoteProblem:
         """What each site adds to the gradient at each point, (sites, d)."""
         asked = self._rows.each("gradients", points, **self._scaling)
         if not asked:
-            raise InputError("expected sites that tell their own gradients for cov_type='cluster', got sums alone")
+            raise InputError("expected the gradient of every site for cov_type='cluster', got sums alone")
         return list(torch.from_numpy(np.stack([part.reshape(points.shape) for part in asked.values()], 1)))
 
     def client_losses(self, x: Tensor) -> Tensor:
-        """The mean loss of every site; NaN where they only tell sums."""
+        """The mean loss of every site; NaN where only sums are sent."""
         asked, known = self._rows.each("losses", x[None], **self._scaling), self._rows.known
         return torch.tensor([float(asked[s][0]) / known.weight(s) if s in asked else np.nan for s in known.rows])

@@ -3,7 +3,7 @@
     F_i(b) = min over a, d of  w_i f_i(b + d, a) + mu |d|_1,    grad F_i(b) = w_i grad f_i(b + d_i, a_i).
 
 The gradient, at the minimising (a_i, d_i), is the only uplink, and no entry of it exceeds mu. F_i is convex and no
-steeper than w_i f_i. With d = 0 ("intercepts") every site has an intercept of its own; with d ("sparse") coefficients
+steeper than w_i f_i. With d = 0 ("intercepts") every site has its own intercept; with d ("sparse") coefficients
 differ too, where the rows of a site say so.
 
 References: Danskin, The theory of max-min, 1966. Gross and Tibshirani, Data shared lasso, 2016.
@@ -41,7 +41,7 @@ ALIASED = 1e-11  # share of a column's square that varies within sites, below wh
 
 @dataclass(frozen=True, eq=False)
 class SiteEffects:
-    """What each site has of its own, on the scale of the given columns: its coefficients are coef_ + deviation."""
+    """The effects of each site, on the scale of the given columns: its coefficients are coef_ + deviation."""
 
     sites: tuple[str, ...]
     names: tuple[str, ...]

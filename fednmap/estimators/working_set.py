@@ -1,8 +1,8 @@
-"""l1 models of wide tables: only the coefficients of a working set are solved for, in rounds of their own, and a round
+"""l1 models of wide tables: only the coefficients of a working set are solved for, in separate rounds, and a round
 with the gradient by all columns then checks the optimality conditions of the whole problem.
 
-The strong rule chooses the columns for the next lam, or for several at once: those whose gradient at the last model is
-at least 2 lam - last lam. A column whose gradient exceeds its lam after all joins, and the rounds begin again.
+The strong rule chooses the columns for the next lam, or for several in one round: those whose gradient at the last
+model is at least 2 lam - last lam. A column whose gradient exceeds its lam after all joins, and the rounds begin again.
 
 References: Tibshirani and others, Strong rules for discarding predictors in lasso-type problems, 2012; Massias,
 Gramfort and Salmon, Celer: a fast solver for the lasso with dual extrapolation, 2018 (growth of working sets).

@@ -1,4 +1,4 @@
-"""What has left a client: a line of its own log for every message that it sent, and a summary of them."""
+"""The audit log of a client: one line for every message that it sent, and a summary of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fednmap.names import InputError
 from fednmap.runs.configuration import Config
 from fednmap.tables.table import REFUSALS, SiteError
 
-LOG = "sent"  # the folder of the logs: a client's own may lie beside its key, whose name is the client's
+LOG = "sent"  # the folder of the logs: a client's log may be in the folder of its key, whose name is the client's
 
 WORDS = {
     "query": "name",

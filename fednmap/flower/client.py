@@ -46,11 +46,11 @@ def client_app(
 
     load: this client's data as a LocalProblem; called once per run on a node of `fednmap.flower.node`, and once per
           message on Flower's own, which starts a process for each.
-    plan, settings: for apps with settings of their own: the method, and what their settings mean. Default: as
+    plan, settings: for apps with other settings: the method, and what their settings mean. Default: as
           `fednmap.flower.settings` has it.
 
     The node's own configuration says who it is and where its state is kept:
-    `flower-supernode --node-config "client='hospital-a' state-dir='/var/lib/fednmap'"`; besides, `key='FILE'` is the
+    `flower-supernode --node-config "client='hospital-a' state-dir='/var/lib/fednmap'"`; and `key='FILE'` is the
     node's private key, with which it proves its name and signs its keys of secure sums; `clients-file='FILE'` is its
     own copy of clients.toml, by which it checks those of others; `require-secagg=true` refuses to send a vector
     unmasked; `rules='FILE'` are the site's own limits (`fednmap.flower.disclosure`).

@@ -1,4 +1,4 @@
-"""What a site reveals is the site's decision: rules in a file of its own, checked at the site before a reply leaves.
+"""What a site reveals is the site's decision: rules in the site's own file, checked at the site before a reply leaves.
 
 The node names the file: `--node-config "client='basel' rules='/etc/fednmap/rules.toml'"`. No setting of a run changes
 it. What breaks a rule is refused with a code, which the server learns; the details are in the site's own log.
@@ -222,7 +222,7 @@ class Rules(BaseModel):
         self.points("cells", inside, lambda x: np.asarray(x[:, None].numpy()), place)
 
     def same_rows(self, own: Table, folder: Path, client: str) -> None:
-        """Refuse a table that differs in few rows from one that was answered about: sums of both would tell these."""
+        """Refuse a table that differs in few rows from one that was answered about: sums of both would reveal these."""
         if not (limit := self.min_effective_rows):
             return
         place = folder / "points" / f"{client}-{self.study}"

@@ -1,6 +1,6 @@
 """Whose node it is: certificates and keys of a federation, and the proof that a node has the key of its name.
 
-Flower authenticates nodes by their keys, but tells a ServerApp no key of a node. So a node signs what the server has
+Flower authenticates nodes by their keys, but a ServerApp does not see the keys. So a node signs what the server has
 drawn, its name and its number with the same key (ECDSA, SHA-256), and the server looks up the fingerprint in
 `clients.toml`.
 """
@@ -12,7 +12,6 @@ import hashlib
 import inspect
 import ipaddress
 import os
-import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -51,11 +50,6 @@ def fingerprint(public: bytes) -> str:
     except (ValueError, IndexError):
         raise InputError("no public key as OpenSSH writes it, such as ecdsa-sha2-nistp384 AAAA...") from None
     return "SHA256:" + base64.b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
-
-
-def challenge() -> str:
-    """Drawn by the server, signed by a node once."""
-    return secrets.token_hex(32)
 
 
 def prove(key: Path, nonce: str, name: str, node: int) -> dict[str, Any]:
@@ -104,8 +98,13 @@ class Identities:
         if not isinstance(public, bytes) or not isinstance(signature, bytes):
             raise InputError(f"it calls itself {name} and its proof cannot be read")
         found = fingerprint(public)
-        if not _verified(public, _signed(nonce, name, node), signature):
-            raise InputError(f"it calls itself {name} and its signature is wrong")
+        try:
+            key = load_ssh_public_key(public)
+            if not isinstance(key, ec.EllipticCurvePublicKey):
+                raise ValueError
+            key.verify(signature, _signed(nonce, name, node), ECDSA)
+        except (ValueError, UnsupportedAlgorithm, InvalidSignature):
+            raise InputError(f"it calls itself {name} and its signature is wrong") from None
         known = self.read()
         if found in known.revoked:
             raise InputError(f"it calls itself {name} and its key {found} is revoked")
@@ -162,17 +161,6 @@ class Identities:
 
 def _signed(nonce: str, name: str, node: int) -> bytes:
     return f"fednmap: node {node} is {name}, asked with {nonce}".encode()
-
-
-def _verified(public: bytes, message: bytes, signature: bytes) -> bool:
-    try:
-        key = load_ssh_public_key(public)
-        if not isinstance(key, ec.EllipticCurvePublicKey):
-            return False
-        key.verify(signature, message, ECDSA)
-    except (ValueError, UnsupportedAlgorithm, InvalidSignature):
-        return False
-    return True
 
 
 def make(folder: Path, clients: list[str], host: str, days: int = 365) -> dict[Path, str]:

@@ -60,7 +60,7 @@ class LateReplies(Rounds):
         self.measuring: tuple[int, Tensor, set[str], Exchange] | None = None
 
     def step(self, t: int, server: State, algorithm: Algorithm) -> Step:
-        """Round t of an asynchronous run: it counts the replies that have come by then; other jobs stay in flight.
+        """Round t of an asynchronous run: it counts the replies that have arrived; other jobs stay in flight.
 
         A client whose job has failed is asked again in the next round, or when nobody is at work.
         """

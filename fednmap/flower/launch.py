@@ -1,4 +1,4 @@
-"""SuperLink and SuperNodes on this machine, on loopback, in folders of their own; all of them end with the launcher.
+"""SuperLink and SuperNodes on this machine, on loopback, each in its own folder; all of them end with the launcher.
 
 Their ports serve the processes of this user alone.
 """
@@ -29,7 +29,7 @@ NAME = "fednmap"  # of the connection in Flower's configuration
 
 
 class Launcher:
-    """Starts Flower's processes, each in a process group of its own, and stops them all on the way out.
+    """Starts Flower's processes, each in its own process group, and stops them all on the way out.
 
     folder: configuration, logs and Flower's files go there.
     warm:   nodes that import torch once (fednmap.flower.node), not once per message.
@@ -97,7 +97,7 @@ class Launcher:
     def supernode(self, client: str, state_dir: Path, key: Path | None = None, **more: str) -> None:
         """Start the node of `client`; with its key it proves its name, and over TLS that it is registered.
 
-        more: what its app is told besides, such as file='/data/patients.csv'.
+        more: further settings of its app, such as file='/data/patients.csv'.
         """
         security = ["--root-certificates", str(self.authority)] if self.authority else ["--insecure"]
         told = {"client": client, "state-dir": str(state_dir.resolve()), **more}
@@ -133,7 +133,7 @@ class Launcher:
         return self.processes[name]
 
     def kill(self, name: str) -> None:
-        """End a process and all it started, at once."""
+        """Kill a process and all it started."""
         self._signal(name, signal.SIGKILL)
         self.processes.pop(name).communicate()
 

@@ -11,7 +11,7 @@ neighbour of everybody. Client i sends, modulo 2^bits::
 4. unmask: survivors reveal their shares of b_i of those who are in the sum, or of the private key of those who are
            not, never both. t shares give a secret, fewer give nothing, so that t survivors suffice.
 
-Stages 1 and 2 prepare several sums at a time. Each has keys and seeds of its own, which are erased when it is used.
+Stages 1 and 2 prepare several sums at a time. Each has its own keys and seeds, which are erased when it is used.
 
 Key agreement is X25519, keys are derived by HKDF (SHA-256), shares are encrypted with ChaCha20-Poly1305, and the
 stream of a mask is ChaCha20, all of `cryptography`. Shares are Shamir's (How to share a secret, CACM 1979): values of a
@@ -55,7 +55,7 @@ class PublicKeys(NamedTuple):
 
 
 class Secrets(NamedTuple):
-    """What a client keeps to itself for the sums that were prepared together; it lives in the node's memory only.
+    """What a client keeps to itself for the sums that were prepared together; it is in the node's memory only.
 
     ticket: names the preparation.
     mask:   private keys, one per sum; zeros once it was used. So are the seeds.

@@ -1,10 +1,11 @@
-"""Which node speaks for which client, whether its data fits, and asking several of them at once."""
+"""Which node is which client, whether its data fits, and requests to several of them in parallel."""
 
 from __future__ import annotations
 
 import logging
 import math
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,7 +19,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from fednmap.flower import wire
-from fednmap.flower.identity import Identities, KnownKeys, challenge
+from fednmap.flower.identity import Identities, KnownKeys
 from fednmap.flower.plan import Point
 from fednmap.flower.preflight import Site, mismatches, usual, versions
 from fednmap.flower.settings import FederationSettings, client_name
@@ -41,7 +42,7 @@ class _Poller(threading.Thread):
     """Pulls the replies to messages, one after another, into a queue; and what went wrong.
 
     A node that is killed while it sends leaves a reply that is announced and never there. Flower waits for its parts
-    for minutes, in which nobody else's reply would be heard.
+    for minutes, in which no other reply would be read.
 
     left:  the messages that are still to be answered; others may be added.
     began: when the last look at all of them began.
@@ -107,7 +108,7 @@ class Mailbox:
         return sum(wire.wire_bytes(m.content) for m in messages.values())
 
     def forget(self, name: str) -> None:
-        """Do not wait for this client's reply, nor hear it."""
+        """Do not wait for this client's reply, and ignore it."""
         for id in [id for id, other in self.waiting.items() if other == name]:
             del self.waiting[id]
             self._poller.left.pop(id, None)
@@ -160,10 +161,10 @@ class Exchange:
 
 
 class Roster:
-    """The connected nodes, each known by the name of its client; strangers, doubles and misfits are left out.
+    """The connected nodes, by the names of their clients, without unknown, repeated and unsuitable ones.
 
-    Names are believed where the settings name no file of keys. After `check_sites` a node that joins must have the data
-    that most of the first ones had.
+    Names are not checked where the settings name no file of keys. After `check_sites` a node that joins must have the
+    data that most of the first ones had.
     """
 
     def __init__(self, grid: Grid, federation: FederationSettings) -> None:
@@ -203,7 +204,7 @@ class Roster:
             self._check_keys(self.identities.read())
         new = {str(node): node for node in sorted(online - self._asked)}
         if new:
-            nonces = {label: challenge() for label in new}
+            nonces = {label: secrets.token_hex(32) for label in new}
             found = self.ask(new, MessageType.QUERY, lambda label: _hello(start=False, nonce=nonces[label]), HELLO)
             self._asked |= {new[label] for label in found.replies.keys() | found.errors.keys()}
             for label, content in found.replies.items():
@@ -282,7 +283,7 @@ class Roster:
             self._keys, self._refused = now, set()
 
     def _enter(self, node: int, content: RecordDict, nonce: str) -> None:
-        """A restarted node takes over its name: the server heard of it last."""
+        """A restarted node takes over its name: it registered last."""
         try:
             name = client_name(content["client"]["name"])
         except (KeyError, ValueError, TypeError) as error:

@@ -1,6 +1,6 @@
 """The rounds of a run between machines: who is asked, which replies count, and the server's state that follows.
 
-A client's state moves only when a message tells it that its reply was counted.
+A client's state moves only when a message says that its reply was counted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ REPLIES = ("replies_counted", "replies_lost")
 WIRE = ("wire_up", "wire_down", "eval_wire_up", "eval_wire_down")
 """Bytes of the messages as they travel: of the rounds, and of the measurements."""
 KEPT = ("counted", "took_part", "missed", "late")
-"""What a checkpoint keeps besides the server's state and the totals."""
+"""What a checkpoint keeps in addition to the server's state and the totals."""
 
 log = logging.getLogger("flwr")
 
@@ -115,7 +115,7 @@ class Rounds(ABC):
         """Return what clients say of the model x after `done` rounds; None if that is waited for elsewhere."""
 
     def kept(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps besides the server's state."""
+        """Return what a checkpoint keeps in addition to the server's state."""
         return self.totals | {name: dict(getattr(self, name)) for name in KEPT}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
@@ -211,7 +211,7 @@ class Rounds(ABC):
         return content
 
     def uplink(self, ticket: str, content: RecordDict) -> State:
-        """The uplink, if it passes the check; a client whose reply did not is told so with its next message."""
+        """The uplink, if it passes the check; a client whose reply did not learns it with its next message."""
         if content["round"]["ticket"] != ticket:
             raise InputError("a reply to another round")
         due = pack(self.plan.algorithm, self.up_like)

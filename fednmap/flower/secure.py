@@ -4,7 +4,7 @@ The server receives public keys, ciphertexts that it cannot read, masked numbers
 sees nothing but its part in the sum. A client answers each stage of a sum once, in order, and unmasks a round for one
 list of survivors only.
 
-Every sum has keys of its own. The first two stages prepare those of several sums at a time. A sum then takes two
+Every sum has its own keys. The first two stages prepare those of several sums at a time. A sum then takes two
 exchanges: masked vectors of all clients, and shares of as many survivors as suffice to unmask their sum.
 """
 
@@ -14,6 +14,7 @@ import ast
 import hashlib
 import logging
 import secrets as random
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,7 +102,7 @@ class SecureSum:
 
         like: a vector as it is expected; its shapes count.
         """
-        whole = Exchange()
+        whole, spent = Exchange(), dict[str, float]()
 
         def ask(
             stage: str,
@@ -118,7 +119,9 @@ class SecureSum:
 
             some = {name: nodes[name] for name in (self.roster.names[i] for i in clients)}
             kind_of_message, seconds = (kind, self.roster.deadline) if vectors else (f"train.{stage}", BRIEF)
+            began = time.monotonic()
             found = self.roster.ask(some, kind_of_message, order, seconds)
+            spent[stage] = spent.get(stage, 0.0) + time.monotonic() - began
             whole.wire_down += found.wire_down
             whole.wire_up += found.wire_up
             if vectors:
@@ -158,6 +161,7 @@ class SecureSum:
             public = {i: ready.keys[i].mask[k * KEY : (k + 1) * KEY] for i in sealed}
             levels = masking.proved(masking.uncover(total, masked, public, dealt, enough))
             self.ready = ready if masked.keys() == clients else None
+            log.info("secure sum of %s: %s", ticket, ", ".join(f"{stage} {v:.2f} s" for stage, v in spent.items()))
             return Sum(names, mean_of(levels, quantised, len(names), like), whole)
         except InputError as error:
             log.warning("secure sum of %s: %s", ticket, error)
@@ -213,7 +217,7 @@ class SumClient:
     kind:    of the vector: of a round, or measurements.
     answers: what was answered before. Two messages at once would both find a stage due. A key that is dealt to two
              lists of clients could be told by one list and the seed by the other, which together uncover the vector;
-             two vectors under the same masks tell their difference.
+             two vectors under the same masks reveal their difference.
     """
 
     def __init__(self, node: Node, content: RecordDict, kind: str) -> None:
@@ -255,7 +259,7 @@ class SumClient:
     def masked(self, message: State, noised: bool = False) -> RecordDict:
         """Stage 3: return the vectors of a message, under masks.
 
-        noised: two vectors of a round under the same noise would tell it.
+        noised: two vectors of a round under the same noise would reveal it.
         """
         assert self.grid is not None
         order, levels, secrets, k = self.order, flat(message, self.grid), self._secrets(), int(self.order["sum"])
@@ -276,7 +280,7 @@ class SumClient:
     def unmask(self) -> RecordDict:
         """Stage 4: return what the server needs to take the masks off the sum, and off nothing else.
 
-        A second sum of the round over other clients is refused: the difference of the two would tell of single ones.
+        A second sum of the round over other clients is refused: the difference of the two would reveal single ones.
         """
         order, secrets, k = self.order, self._secrets(), int(self.order["sum"])
         record: Any = self.state[STATE]
@@ -286,7 +290,7 @@ class SumClient:
         self.answers.once(self.ticket, f"unmask-{k}")
         least = self.threshold.summed(len(secrets.keys))
         told = masking.reveal(opened.shares, self.me, order["survivors"], order["lost"], least)
-        words = "has been unmasked for the clients {}; a sum over others would tell single vectors"
+        words = "has been unmasked for the clients {}; a sum over others would reveal single vectors"
         self.answers.settle(opened.run, opened.kind, round_of(opened.sum), sorted(order["survivors"]), words)
         self._keep(secrets)
         return _boxed(told)
@@ -306,7 +310,7 @@ class SumClient:
         return secrets._replace(keys={i: PublicKeys(*keys) for i, keys in secrets.keys.items()})
 
     def _check(self, due: bool, stage: str) -> None:
-        """Refuse a stage that is not the next one: a second answer could tell what was hidden."""
+        """Refuse a stage that is not the next one: a second answer could reveal what was hidden."""
         if not due:
             raise InputError(
                 f"secagg: {stage} of {self.ticket:.40} is not expected here; this client waits for the next round"

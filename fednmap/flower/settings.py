@@ -163,7 +163,7 @@ class Node:
 
 
 def grid_for(config: Config, kind: str) -> Quantised | None:
-    """What vectors are rounded to under masks, by the kind of message: measurements have a grid of their own."""
+    """What vectors are rounded to under masks, by the kind of message: measurements have their own grid."""
     measured = config.secagg and kind == MessageType.EVALUATE
     return Quantised(config.clients) if measured else grid_of(config, config.clients)
 
@@ -219,7 +219,7 @@ def check_together(config: Config, federation: FederationSettings) -> None:
     rules = {
         f"min-clients is {federation.min_clients}, and {of_round}": (federation.min_clients or 0) > drawn,
         # sums of losses and gradients carry no noise
-        "tol, patience or measure-stationarity is given with dp-noise, and clients then tell no losses or gradients; "
+        "tol, patience or measure-stationarity is given with dp-noise, and clients then send no losses or gradients; "
         "leave it out": config.dp_noise and measured,
         "secagg-threshold is given without it; add secagg = true": not config.secagg and federation.secagg_threshold,
         "a tolerance needs |F_nat|, for which clients send their gradient when the model is measured: set "

@@ -1,8 +1,8 @@
 """A linear model of tables between real machines: every node reads its own file, and the fit is the estimator's.
 
-The estimator runs at the server, with rows that are asked for by messages (`fednmap.estimators.remote`): everything
-that it needs of them is a sum over sites. Before it begins, questions settle which columns, levels and classes there
-are (`fednmap.estimators.handshake`). What comes of these, the agreement, goes to every site, which keeps it on its
+The estimator runs at the server and asks the nodes about their rows by messages (`fednmap.estimators.remote`); it needs
+only sums over sites. Before it begins, a handshake agrees on columns, levels and classes
+(`fednmap.estimators.handshake`). The agreement goes to every site, which keeps it on its
 disk and answers questions about nothing else. The run folder is that of `fednmap fit`; it also keeps the sums, so that
 a run that was stopped continues where it was.
 """

@@ -1,7 +1,7 @@
 """Runs a command for a launcher; should the launcher die, the command and all it started are killed.
 
 The launcher holds the other end of this process's standard input, which is closed when it dies. Run as a script, it
-imports nothing of the package and so starts at once. It must lead a process group.
+imports nothing of the package and so starts fast. It must lead a process group.
 """
 
 import os

@@ -50,7 +50,7 @@ def _tensor(name: str, array: Array, like: Tensor) -> Tensor:
 
 
 def digest(message: State) -> str:
-    """SHA-256 of a message's numbers, to tell whether two machines have the same."""
+    """SHA-256 of a message's numbers, by which two machines compare them."""
     return hashlib.sha256(b"".join(v.detach().cpu().numpy().tobytes() for v in message)).hexdigest()
 
 

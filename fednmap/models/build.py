@@ -29,7 +29,9 @@ def linear(inputs: int, outputs: int) -> nn.Sequential:
 
 
 def mlp(inputs: int, outputs: int, hidden: int | Sequence[int] = (64,), activation: str = "sigmoid") -> nn.Sequential:
-    """Linear layers with an activation between; one hidden sigmoid layer by default.
+    """Return linear layers with an activation between them; one hidden sigmoid layer by default.
+
+    Layers without units raise InputError.
 
     >>> [tuple(p.shape) for p in mlp(784, 10).parameters()]
     [(64, 784), (64,), (10, 64), (10,)]
@@ -46,9 +48,9 @@ def mlp(inputs: int, outputs: int, hidden: int | Sequence[int] = (64,), activati
 
 
 def cnn(shape: Sequence[int], outputs: int, channels: Sequence[int] = (16, 32), hidden: int = 64) -> nn.Sequential:
-    """Two 3 x 3 convolutions, each with ReLU and 2 x 2 max pooling, then two linear layers with ReLU between.
+    """Return two 3 x 3 convolutions with ReLU and 2 x 2 max pooling, then two linear layers with ReLU between.
 
-    shape: (channels, height, width) of a picture, at least 8 x 8.
+    shape: (channels, height, width) of a picture, at least 8 x 8; others raise InputError.
 
     There is no padding, so a filter whose weights are all zero gives the same number everywhere, and that
     number can move into the next layer's bias (`fednmap.models.prune.prune`).
@@ -105,8 +107,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 def build(spec: str, dataset: Dataset) -> nn.Module:
     """Return the network that `spec` names, for samples of `dataset`: one output per label, or one in regression.
 
-    linear, mlp:64, mlp:64,32:relu, cnn, mobilenet-v3-small, mobilenet-v3-small:group; or one of the user's own,
-    package.module:Name:word,..., made as Name(shape of a sample, outputs, word, ...).
+    linear, mlp:64, mlp:64,32:relu, cnn, mobilenet-v3-small, mobilenet-v3-small:group; or your own,
+    package.module:Name:word,..., called as Name(shape of a sample, outputs, word, ...). Others raise InputError.
 
     >>> from fednmap.data import load
     >>> build("mlp:32:relu", load("digits"))[1]

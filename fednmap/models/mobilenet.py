@@ -112,7 +112,7 @@ class SqueezeExcite(nn.Module):
 
 
 def mobilenet_v3_small(num_classes: int = 10, norm: str = "batch", channels: int = 3) -> MobileNetV3Small:
-    """MobileNetV3-Small, Table 2 of Howard et al. (2019), with parameters named as torchvision names them.
+    """Return MobileNetV3-Small, Table 2 of Howard et al. (2019), with parameters named as torchvision names them.
 
     norm:     batch, or group (8 groups): then the loss of a sample does not depend on the others in its batch.
     channels: of the pictures, of any size.

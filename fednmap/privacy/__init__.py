@@ -1,4 +1,4 @@
-"""What leaves the clients, and whom to trust with it: differential privacy, robust centres, attacks, a monitor."""
+"""Differential privacy, robust aggregation, attacks, and a monitor of uplinks."""
 
 from fednmap.privacy.accounting import Epsilon, epsilon, noise_for
 from fednmap.privacy.client_level import Privacy, share_of_noise

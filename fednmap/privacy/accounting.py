@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 from fednmap.names import InputError
 
 GRID = 1e-3  # of privacy losses, rounded up: a valid bound on any grid, 1e-4 above that on one ten times finer
-LARGE = 60.0  # beyond this epsilon the distribution of privacy losses takes long to compute, and tells nobody anything
+LARGE = (
+    60.0  # beyond this epsilon the distribution of privacy losses takes long to compute, and such a guarantee is empty
+)
 MEANINGLESS = 10.0
 SMALLEST, LARGEST = 0.05, 1e4  # noise multipliers that are tried: beyond, there is nothing but noise
 

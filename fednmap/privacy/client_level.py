@@ -34,10 +34,10 @@ ATTACK = 4
 
 @dataclass(frozen=True)
 class Privacy(Stage, Aggregator):
-    r"""Add client-level differential privacy, as `uplink` of `simulate` and `run`.
+    r"""Client-level differential privacy, as `uplink` of `simulate` and `run`.
 
-    Of all that the clients see, and of the model, nobody can tell well whether client i took part at all. Each client
-    sends $s_i$ and builds $h_i$ from it, so that clipping leaves no bias; the released sums are
+    All that the clients see, and the model, hardly depend on whether client i took part at all. Each client sends
+    $s_i$ and builds $h_i$ from it, so that clipping leaves no bias; the released sums are
     $(\varepsilon, \delta)$-private, and everything else is made of them:
 
     $$
@@ -46,7 +46,7 @@ class Privacy(Stage, Aggregator):
         \sigma = \text{noise\_multiplier}
     $$
 
-    The mean is NOT divided by the number that came: whoever knew that could tell whether i was among them, and with
+    The mean is NOT divided by the number that came: that would reveal whether i was among them, and with
     one client more the sum of the others would be scaled as well. It costs nothing at the optimum, where $y_i = 0$.
 
     clip:             C, the largest norm of an uplink; of all vectors of an uplink together, where there are several.
@@ -212,12 +212,12 @@ def without_phi(algorithm: Algorithm) -> Algorithm:
 
 
 def coin(federation: Federation) -> float:
-    """Return the probability with which every client takes part; refused where it is not by a coin of its own."""
+    """Return the probability with which every client takes part; refuse samplers that are not Poisson sampling."""
     sampler: Any = federation.sampler
     if isinstance(sampler, PoissonSampler) or (isinstance(sampler, Uniform) and sampler.share == 1):
         return float(sampler.share)
     raise InputError(
-        f"the noise of a sampled round is counted for clients that come by a coin of their own, not for {sampler}; "
+        f"the accounting of a sampled round assumes Poisson sampling, got {sampler}; "
         "use the sampler poisson, or participation = 1"
     )
 

@@ -24,17 +24,17 @@ TRIED = 20  # rounds in which a method's gradients are counted
 
 
 class PrivateRows:
-    r"""The problem with private gradients: whoever sees all that a site sends cannot tell well whether a row is there.
+    r"""The problem with private gradients: all that a site sends hardly depends on any single row.
 
-    In each local step site i draws its rows by a coin of probability `rate` each and takes, with C = clip and
-    $\sigma$ = noise_multiplier,
+    In each local step site i draws each row with probability `rate` and takes, with C the `clip` and $\sigma$ the
+    `noise_multiplier`,
 
     $$g_i(x) = \frac{\sum_j g_{ij} \min(1, C / |g_{ij}|) + N(0, (\sigma C)^2 I)}{\text{rate} \cdot N_i},
         \qquad g_{ij} = \nabla \text{loss}(x; \text{row } j).$$
 
-    All that leaves the site is made of these, so every method may run on it, corrections and all, and nothing need be
-    forgotten. The sites' sizes N_i are taken as known. `loss` and `gradient`, by which runs are measured, are those of
-    the problem itself: they are NOT private, and not for publication.
+    All that leaves the site is made of these, so every method may run on it, with its corrections, and nothing need be
+    forgotten. The sites' sizes $N_i$ are taken as known. `loss` and `gradient`, by which runs are measured, are those
+    of the problem itself: they are NOT private, and not for publication.
 
     problem: of rows; weights of rows and batch normalisation do not go with it.
     seed:    decides coins and noise, with site, round and step. A real site's is its secret.
@@ -119,7 +119,7 @@ class PrivateRows:
         return total / (self.rate * rows)
 
     def _clipped_sum(self, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """Every row as a client of its own, with one sample."""
+        """Every row as a client with one sample."""
         like = a.to(x.dtype) if a.is_floating_point() else a
         target = b.to(x.dtype) if b.is_floating_point() else b
         each = self.problem.batch_gradient(x.expand(len(b), -1), like.unsqueeze(1), target.unsqueeze(1), 1.0)
@@ -129,7 +129,7 @@ class PrivateRows:
 
 @dataclass(frozen=True)
 class Counted(Stage):
-    """Report the epsilon of every row during a run, as `uplink` of `run` on a `PrivateRows`.
+    """A report of the epsilon of every row during a run, as `uplink` of `run` on a `PrivateRows`.
 
     steps: gradients of a round, as many as the method's Q.
 

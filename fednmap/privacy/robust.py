@@ -37,10 +37,10 @@ SUSPECT = 3.5  # robust z-score from which a client is named (Iglewicz and Hoagl
 
 
 class Centre(Aggregator):
-    """What the server takes for the mean: `centre` of the clients' vectors, those of one client concatenated.
+    r"""What replaces the mean on the server: `centre` of the clients' vectors, those of one client concatenated.
 
-    No centre but the mean keeps mean h_i = h: what it leaves out stays in the clients' h_i and not in the server's h,
-    and adds up there. The corrections must forget it (`forget`), as noise; a method without corrections need not.
+    No centre but the mean keeps $\mean h_i = h$: what it leaves out stays in the clients' $h_i$ and not in the server's
+    h, and adds up there. The corrections must forget it (`forget`), as noise; a method without corrections need not.
 
     forget: default 0.2 for methods with corrections; 0 for `NormClip`.
     """
@@ -154,11 +154,11 @@ class GeometricMedian(Centre):
 
 @dataclass(frozen=True)
 class NormClip(Centre, Stage):
-    """Take the mean of vectors no longer than `clip`: every client clips its own and builds its state from that, and
-    the server clips again whoever did not.
+    r"""The mean of vectors no longer than `clip`: each client clips its uplink and builds its state from that, and the
+    server clips again.
 
-    mean h_i = h stays true: nothing is forgotten, and without attackers the fixed point is exact. An attacker moves the
-    mean by clip / n per round, in the same direction if it likes, for ever.
+    $\mean h_i = h$ stays true: nothing is forgotten, and without attackers the fixed point is exact. An attacker moves
+    the mean by at most clip / n per round, every time in the same direction if it likes.
 
     >>> NormClip(1.0).centre(torch.tensor([[1.0], [1e9]]))
     tensor([1.])
@@ -304,14 +304,14 @@ class Score(NamedTuple):
 
 
 class Monitor(Stage, Aggregator):
-    r"""Record how unlike the others each client's uplinks are, in each round by a robust z-score.
+    r"""A record of how unlike the others each client's uplinks are, in each round by a robust z-score.
 
     $$z = (\log v - \text{median}) / (1.4826 \cdot \text{MAD})$$
 
     where v is the norm of the uplink, or its distance from the median of all.
 
     inner:      the pipeline that it watches; default: the mean.
-    norms_only: where secure aggregation hides the vectors, every client reports the norm of its own: enough against
+    norms_only: where secure aggregation hides the vectors, every client reports the norm of its vector: enough against
                 faults, not against a client that lies about it too.
 
     A score says "unlike the others", not "wrong": a client with other patients is unlike the others too. FedNMap's

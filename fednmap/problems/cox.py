@@ -1,9 +1,10 @@
-"""Cox's model of survival times, each client a stratum with a baseline hazard of its own."""
+"""Cox's model of survival times, each client a stratum with its own baseline hazard."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -14,7 +15,7 @@ from fednmap.core import Oracle, ProblemInfo
 from fednmap.data.clients import ClientData, Pairs
 from fednmap.data.sparse import is_sparse, numbers, take
 from fednmap.names import InputError
-from fednmap.problems.curvature import by_client, largest_eigenvalue
+from fednmap.problems.curvature import client_hessians, largest_eigenvalue
 from fednmap.problems.design import Design, design_of
 from fednmap.problems.finite_sum import ClientSum, RowWeights, Weights, row_weights
 
@@ -76,8 +77,8 @@ class Cox(ClientSum):
         self._designs: dict[int, Design] = {}
 
     def info(self) -> ProblemInfo:
-        """Return what the problem declares beyond the protocol."""
-        return replace(super().info(), smoothness=self.smoothness, hessian=self.hessian, hessians=self.hessians)
+        hessians = partial(client_hessians, self)
+        return replace(super().info(), smoothness=self.smoothness, hessian=self.hessian, hessians=hessians)
 
     def made_of(self) -> dict[str, Any]:
         made = {"ties": self.ties, "weights": self.weights}
@@ -122,10 +123,6 @@ class Cox(ClientSum):
             spread = sum(_spread(a, a @ x.double(), s) for a, s in zip(rows, self._strata[i], strict=True))
             total += self._client_weights()[i] / self._total(i) * spread
         return total.to(x)
-
-    def hessians(self, clients: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return hessians(clients)(x): that of each client's f_i."""
-        return by_client(self, clients)
 
     def smoothness(self, x: Tensor | None = None) -> float:
         """Return the largest Hessian eigenvalue of f at x (default: the start), from differences of gradients."""
@@ -263,11 +260,11 @@ class _Strata(NamedTuple):
 
     @classmethod
     def together(cls, strata: list[_Strata]) -> _Strata:
-        *four, weight, mean = (list(values) for values in zip(*(s[:6] for s in strata), strict=True))
-        ones = (pad_sequence(values, batch_first=True, padding_value=1.0) for values in (weight, mean))
-        late: Any = [list(v) for v in zip(*(s[6:] for s in strata), strict=True)] if strata[0].order is not None else []
-        padded = (pad_sequence(values, batch_first=True) for values in (*four,))
-        return cls(*padded, *ones, *(pad_sequence(values, batch_first=True) for values in late))
+        columns: dict[str, Any] = {name: list(rows) for name, *rows in zip(cls._fields, *strata, strict=True)}
+        for name, rows in columns.items():
+            fill = 1.0 if name in ("weight", "mean") else 0.0
+            columns[name] = None if rows[0] is None else pad_sequence(rows, batch_first=True, padding_value=fill)
+        return cls(**columns)
 
     def logarithm_at_risk(self, eta: Tensor) -> Tensor:
         """log of the sum of exp(eta) over each row's risk set."""

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-class Curved(Protocol):
-    """A problem with a Hessian, and its clients by themselves."""
-
-    def alone(self, i: int) -> Self: ...
-
-    def hessian(self, x: Tensor) -> Tensor: ...
-
-
-def by_client(problem: Curved, clients: Tensor) -> Callable[[Tensor], Tensor]:
+def client_hessians(problem: Any, clients: Tensor) -> Callable[[Tensor], Tensor]:
     """Return hessians(x) of these clients, (k, p, p) at x (k, p) or one common point; of one client (p, p)."""
     each = [problem.alone(i) for i in clients.reshape(-1).tolist()]
 

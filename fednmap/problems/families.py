@@ -91,7 +91,7 @@ class Response:
         return LEAST * float(self.first_constants(y, weight).min())
 
     def fitted(self, intercept: float, constants: Floats) -> dict[str, Any]:
-        """The attributes that a fitted estimator has besides its coefficients, from the intercept and constants."""
+        """The attributes that a fitted estimator has apart from its coefficients, from the intercept and constants."""
         return {}
 
     def unit(self, y: Floats, weight: Floats) -> float:
@@ -122,7 +122,7 @@ class Family(Response, ABC):
 
     @abstractmethod
     def slope(self, eta: Tensor, y: Tensor) -> Tensor:
-        """Its derivative with respect to eta, in eta's shape: a tensor of its own, which may be written over."""
+        """Its derivative with respect to eta, in eta's shape: a new tensor, which may be written over."""
 
     @abstractmethod
     def curvature(self, eta: Tensor, y: Tensor) -> Tensor:
@@ -221,12 +221,12 @@ class Bernoulli(Family):
             raise InputError("all rows of positive weight are of one class; two classes are needed")
 
     def first(self, y: Floats, weight: Floats) -> Floats:
-        logs = np.log(np.clip(_shares(y, weight, 2), 1e-12, None))
-        return np.array([logs[1] - logs[0]])
+        share = np.clip(weight @ y, 1e-12, 1 - 1e-12)
+        return np.array([np.log(share / (1 - share))])
 
     def steepness(self, y: Floats, weight: Floats) -> Floats:
-        share = _shares(y, weight, 2)
-        return np.array([(share * (1 - share)).mean()])
+        share = float(weight @ y)
+        return np.array([share * (1 - share)])
 
 
 @dataclass(frozen=True)
@@ -463,14 +463,6 @@ class Binomial(Bernoulli):
         self.check_rows(y, at)
         if not 0 < y.mean() < 1:
             raise InputError("all trials have the same outcome; a binomial model needs successes and failures")
-
-    def first(self, y: Floats, weight: Floats) -> Floats:
-        share = np.clip(weight @ y, 1e-12, 1 - 1e-12)
-        return np.array([np.log(share / (1 - share))])
-
-    def steepness(self, y: Floats, weight: Floats) -> Floats:
-        share = float(weight @ y)
-        return np.array([share * (1 - share)])
 
     def left_out(self, y: Floats, weight: Floats) -> float:
         from scipy.special import betaln, xlogy

@@ -18,7 +18,7 @@ from fednmap.core import Oracle, ProblemInfo
 from fednmap.data.clients import ClientData, Pairs, tensor
 from fednmap.data.records import Records
 from fednmap.names import InputError, choose
-from fednmap.problems.minibatch import BLOCK, blocks, by_step, reshuffled, sample_numbers
+from fednmap.problems.minibatch import BLOCK, Draw, blocks, by_step, reshuffled_numbers, sample_numbers
 
 Weight = float | Tensor
 Samples = tuple[Tensor, Tensor, Weight]
@@ -88,7 +88,7 @@ class ClientSum(ABC):
 
     @abstractmethod
     def made_of(self) -> dict[str, Any]:
-        """Return what decides f and its gradients besides the data."""
+        """Return what decides f and its gradients apart from the data."""
 
     def exact(self) -> Self:
         """Return the same problem with exact client gradients."""
@@ -167,7 +167,8 @@ class FiniteSum(ClientSum):
         super().__init__(given, weights, row_weights(sample_weights, given))
         self.batch_size, self.seed = batch_size, seed
         self.minibatches, self.local_steps = minibatches, local_steps
-        rules = {REPLACEMENT: sample_numbers, RESHUFFLE: reshuffled(local_steps)}
+        reshuffled = partial(reshuffled_numbers, local_steps=local_steps)
+        rules: dict[str, Draw] = {REPLACEMENT: sample_numbers, RESHUFFLE: reshuffled}
         self._draw = choose("minibatches", minibatches, rules)
         self._row_bytes = given.row_bytes
         self._shares = row_shares(self._sizes, self._counts)
@@ -333,7 +334,7 @@ class FiniteSum(ClientSum):
         return list(zip(a.unbind(), b.unbind(), strict=True))
 
     def rows_at_once(self) -> int:
-        """Return rows that are handled at once when all data is gone through."""
+        """Return the number of rows in a batch of a pass over all data."""
         return max(1, CHUNK_BYTES // self._row_bytes)
 
 

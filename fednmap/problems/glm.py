@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Self, Unpack
 
 import torch
@@ -16,7 +16,7 @@ from fednmap.core import Oracle, ProblemInfo
 from fednmap.data.clients import ClientData, Pairs
 from fednmap.data.sparse import is_sparse, stacked, take
 from fednmap.names import InputError, choose
-from fednmap.problems.curvature import by_client, largest_eigenvalue
+from fednmap.problems.curvature import client_hessians, largest_eigenvalue
 from fednmap.problems.design import Design, design_of
 from fednmap.problems.families import FAMILIES, Bernoulli, Family, Gaussian, Multinomial, Ordinal, labels
 from fednmap.problems.finite_sum import FiniteSum, Options, Weight, per_client
@@ -85,8 +85,8 @@ class GLM(FiniteSum):
         self._cut: dict[tuple[int, torch.dtype], list[Prepared]] = {}
 
     def info(self) -> ProblemInfo:
-        """Return what the problem declares beyond the protocol."""
-        return replace(super().info(), smoothness=self.smoothness, hessian=self.hessian, hessians=self.hessians)
+        hessians = partial(client_hessians, self)
+        return replace(super().info(), smoothness=self.smoothness, hessian=self.hessian, hessians=hessians)
 
     def made_of(self) -> dict[str, Any]:
         made = {"family": self.family, "intercept": self.intercept} | ({"offset": True} if self.offset else {})
@@ -110,10 +110,8 @@ class GLM(FiniteSum):
         return (weight * self.family.loss(*self._at(x, self._rows(a, b, x.dtype), b))).sum(-1)
 
     def batch_gradient(self, x: Tensor, a: Tensor | Design, b: Tensor, weight: Weight) -> Tensor:
-        return self._gradient(x, self._rows(a, b, x.dtype), b, weight)
-
-    def _gradient(self, x: Tensor, a: Design, b: Tensor, weight: Weight) -> Tensor:
-        return self._back(self._weighted(weight, self.family.slope(*self._at(x, a, b))), a)
+        design = self._rows(a, b, x.dtype)
+        return self._back(self._weighted(weight, self.family.slope(*self._at(x, design, b))), design)
 
     def batch_value_and_gradient(
         self, x: Tensor, a: Tensor | Design, b: Tensor, weight: Weight
@@ -245,10 +243,6 @@ class GLM(FiniteSum):
         total[:, d, :, :d] = total[:, :d, :, d].permute(2, 0, 1)
         return total.reshape(outputs * (d + 1), -1)[self._places()[:, None], self._places()]
 
-    def hessians(self, clients: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return hessians(clients)(x): that of each client's f_i."""
-        return by_client(self, clients)
-
     def _places(self) -> Tensor:
         """Where the coordinates of x are among (output, feature or constant 1)."""
         every = torch.arange(self.family.outputs * (self.features + 1), device=self.data.x.device)
@@ -310,7 +304,7 @@ class GLM(FiniteSum):
         small = len(ids) * longest <= 2 * total and self._row_bytes * total <= SMALL_BYTES * len(ids)
         if clients.ndim and small:
             names = tuple(ids)
-            return lambda x, q: self._gradient(x, *self._stack(names, x.dtype))
+            return lambda x, q: self.batch_gradient(x, *self._stack(names, x.dtype))
 
         @cache
         def rows(i: int, dtype: torch.dtype) -> Prepared:
@@ -318,7 +312,7 @@ class GLM(FiniteSum):
 
         def g(x: Tensor, q: int) -> Tensor:
             points = zip(ids, x.expand(len(ids), -1), strict=True)
-            each = [self._gradient(x_i, *rows(i, x.dtype)) for i, x_i in points]
+            each = [self.batch_gradient(x_i, *rows(i, x.dtype)) for i, x_i in points]
             return torch.stack(each) if clients.ndim else each[0]
 
         return g

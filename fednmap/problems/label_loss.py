@@ -25,44 +25,32 @@ class LabelLoss:
 
     def __init__(self, function: Callable[..., Tensor], options: dict[str, Any]) -> None:
         self._function, self._options = function, options
-        self._weight: Tensor | None = options.get("weight")
+        self.weight: Tensor | None = options.get("weight")
+        """Of the classes."""
         self.ignored = int(options.get("ignore_index", -100))
 
     @classmethod
     def of(cls, loss: Callable[..., Tensor]) -> LabelLoss | None:
         """What `loss` is, if it is the mean of cross_entropy or nll_loss: the function, a partial, or the module."""
         if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
-            names = [
-                "weight",
-                "ignore_index",
-                "reduction",
-                *(["label_smoothing"] if hasattr(loss, "label_smoothing") else []),
-            ]
-            loss = partial(
-                nll_loss if isinstance(loss, nn.NLLLoss) else cross_entropy, **{k: getattr(loss, k) for k in names}
-            )
-        function, options = (
-            (loss.func, dict(loss.keywords)) if isinstance(loss, partial) and not loss.args else (loss, {})
-        )
+            function = nll_loss if isinstance(loss, nn.NLLLoss) else cross_entropy
+            names = ("weight", "ignore_index", "reduction", "label_smoothing")
+            loss = partial(function, **{name: getattr(loss, name) for name in names if hasattr(loss, name)})
+        given = loss if isinstance(loss, partial) and not loss.args else partial(loss)
+        function, options = given.func, dict(given.keywords)
         known = function in (cross_entropy, nll_loss) and options.pop("reduction", "mean") == "mean"
         return cls(function, options) if known else None
-
-    @property
-    def class_weights(self) -> bool:
-        return self._weight is not None
 
     def counts(self, y: Tensor) -> Tensor:
         """Return what the labels of each sample count, (N,), in float64."""
         kept = y != self.ignored
-        each = (
-            kept.double()
-            if self._weight is None
-            else self._weight.double().to(y.device)[torch.where(kept, y, 0)] * kept
-        )
+        each = kept.double()
+        if self.weight is not None:
+            each *= self.weight.double().to(y.device)[torch.where(kept, y, 0)]
         return each.reshape(len(y), -1).sum(1)
 
     def by_sample(self, out: Tensor, y: Tensor) -> Tensor:
         """Return the mean loss of each sample over what counts of it, (B,); 0 where nothing does."""
-        options = self._options if self._weight is None else self._options | {"weight": self._weight.to(out)}
+        options = self._options if self.weight is None else self._options | {"weight": self.weight.to(out)}
         sums = self._function(out, y, reduction="none", **options).reshape(len(y), -1).sum(1)
         return sums / self.counts(y).to(sums).clamp_min(torch.finfo(sums.dtype).tiny)

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fednmap.names import choose
-
 Measure = Callable[[Tensor, Tensor], float]
 IGNORED = -100
 
@@ -73,8 +71,3 @@ def _labelled(out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 METRICS: dict[str, Measure] = {"accuracy": accuracy, "auc": auc, "f1": f1, "perplexity": perplexity}
-
-
-def measure_of(given: str | Measure) -> Measure:
-    """Return the measure of this name, or the one given."""
-    return choose("metric", given, METRICS) if isinstance(given, str) else given

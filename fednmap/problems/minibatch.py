@@ -1,6 +1,6 @@
 """Which samples a local step sees: a pure function of (seed, client, round, step).
 
-Nothing is consumed, so every way of running (all clients at once, one by one, on other machines,
+Nothing is consumed, so every way of running (all clients in one batch, one by one, on other machines,
 resumed, retried) sees the same minibatches.
 
 Two rules: with replacement (`sample_numbers`), every number is drawn by itself; reshuffled (`reshuffled_numbers`),
@@ -26,7 +26,7 @@ Draw = Callable[[int, Numbers, int, Numbers, int, Numbers], Numbers]
 """A rule draw(seed, clients, t, steps, batch, sizes): sample numbers in [0, sizes), (steps, *clients.shape, batch)."""
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-SWAPS = 24  # rounds of the shuffle: what a row's place and a pair's places still tell of the order before is 2^-20
+SWAPS = 24  # rounds of the shuffle: a row's place and a pair's places depend on the order before by 2^-20
 BLOCK = 10  # steps drawn in one go: the cost of numpy's calls is shared, the numbers are the same
 
 
@@ -80,11 +80,6 @@ def seeded(number: int, device: torch.device) -> Iterator[None]:
             restore(state)
 
 
-def reshuffled(local_steps: int | None) -> Draw:
-    """Return the rule of `reshuffled_numbers` for rounds of so many local steps; None: every round begins an epoch."""
-    return partial(reshuffled_numbers, local_steps=local_steps)
-
-
 def reshuffled_numbers(
     seed: int, clients: Numbers, t: int, steps: Numbers, batch: int, sizes: Numbers, *, local_steps: int | None
 ) -> Numbers:
@@ -95,7 +90,7 @@ def reshuffled_numbers(
     local step q of round t takes batch number t local_steps + q. So every row comes once in each epoch, whatever the
     sizes: a batch that an epoch does not fill continues in the next one.
 
-    local_steps: of a round; None where that is not known: every round then begins with an epoch of its own.
+    local_steps: of a round; None where that is not known: every round then begins a new epoch.
     """
     round, first = (t, 0) if local_steps is None else (0, t * local_steps)
     places = ((first + steps) * batch).reshape(-1, *[1] * (clients.ndim + 1)) + np.arange(batch)

@@ -254,7 +254,7 @@ class ThreadLocalModule(threading.local):
 
 
 def fixed(module: nn.Module) -> dict[str, Tensor]:
-    """Return the real numbers that a module has besides what is trained: frozen parameters, and buffers."""
+    """Return the real numbers of a module that are not trained: frozen parameters, and buffers."""
     frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
     return {name: v for name, v in (frozen | dict(module.named_buffers())).items() if v.is_floating_point()}
 
@@ -269,9 +269,7 @@ def channels_last(v: Tensor) -> Tensor:
     return v.to(memory_format=torch.channels_last)
 
 
-def contiguous(v: Tensor) -> Tensor:
-    """As torch has it by default, for modules that use `view`."""
-    return v.contiguous()
+contiguous = Tensor.contiguous  # as torch has it by default, for modules that use `view`
 
 
 def batch_norm_layers(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:

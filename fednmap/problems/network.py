@@ -16,12 +16,12 @@ from fednmap.core import Oracle, ProblemInfo
 from fednmap.data.clients import ClientData
 from fednmap.data.records import Records, Tree, leaves, mapped
 from fednmap.data.sparse import is_sparse
-from fednmap.names import InputError
+from fednmap.names import InputError, choose
 from fednmap.problems import probe
 from fednmap.problems.finite_sum import FiniteSum, Samples, Weight, like
 from fednmap.problems.kernels import Kernel, KernelOracle, SeededKernel, choose_kernel
 from fednmap.problems.label_loss import LabelLoss
-from fednmap.problems.metrics import Measure, measure_of
+from fednmap.problems.metrics import METRICS, Measure
 from fednmap.problems.module_loss import (
     Forward,
     Layout,
@@ -184,7 +184,6 @@ class Network(FiniteSum):
         return super().exact_gradients and self.clip_norm is None
 
     def info(self) -> ProblemInfo:
-        """Return what the problem declares beyond the protocol."""
         return replace(super().info(), module=self.module)
 
     def made_of(self) -> dict[str, Any]:
@@ -251,7 +250,8 @@ class Network(FiniteSum):
         >>> problem.metric("accuracy", data[0])(torch.tensor([1.0, 0, 0, 1, 0, 0]))
         1.0
         """
-        return Metric(self, measure_of(measure), _rows(self._function.loss, [data], None))
+        chosen = choose("metric", measure, METRICS) if isinstance(measure, str) else measure
+        return Metric(self, chosen, _rows(self._function.loss, [data], None))
 
     def _inputs(self, a: Tree, x: Tensor) -> Tree:
         return self._function.inputs(a, x)
@@ -319,7 +319,7 @@ def _counts(loss: Loss, rows: ClientData | Records) -> Tensor | None:
         targets = [rows.y]
     else:
         one = rows.batch(slice(0, 1))[1]
-        if one.ndim == 1 and not known.class_weights:
+        if one.ndim == 1 and known.weight is None:
             rows.refused = known.ignored
             return None
         targets = [one] if one.is_floating_point() else [y for _, y in rows.parts()]

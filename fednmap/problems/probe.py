@@ -160,12 +160,8 @@ def check_loss(loss: Loss, out: Tensor, y: Tensor) -> None:
     each = tried(what, lambda: by_sample(loss, out, y) if known is None else known.by_sample(out, y))
     mean = (each * (count / count.sum()).to(each)).sum()
     slope, mean_slope = tried(what, lambda: [torch.autograd.grad(v, out)[0] for v in (whole, mean)])
-    whole, each, mean, tolerance = (
-        whole.detach(),
-        each.detach(),
-        mean.detach(),
-        max(1e-5, 30 * torch.finfo(out.dtype).eps),
-    )
+    whole, each, mean = whole.detach(), each.detach(), mean.detach()
+    tolerance = max(1e-5, 30 * torch.finfo(out.dtype).eps)
     same = bool((whole - mean).abs() <= tolerance * each.abs().mean())
     same = same and bool((slope - mean_slope).norm() <= tolerance * mean_slope.norm())
     if same or not torch.isfinite(whole):  # a start that overflows is not for here to judge

@@ -109,7 +109,7 @@ def parse(spec: str, module: nn.Module | None = None) -> Regularizer:
 
     `group-lasso`, `sparse-group-lasso` and `nuclear` act on the rows, filters or matrix of each weight of
     `module` (its parameters with two or more axes). `l0` and `topk` need the word `allow_nonconvex` at
-    the end. One of the user's own is package.module:Name:number,...
+    the end. Your own is package.module:Name:number,... What does not fit raises InputError.
 
     >>> parse("mcp:0.01,3")
     MCP(lam=0.01, theta=3)

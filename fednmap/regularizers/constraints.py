@@ -111,7 +111,9 @@ class L2Ball(Regularizer):
     def prox(self, v: Tensor, step: float | Tensor) -> Tensor:
         self.check_step(step)
         norm: Tensor = vector_norm(v, dim=-1, keepdim=True)
-        if bool(norm.isinf().any()):  # squares overflow: any multiple outside has the same projection
+        if v.device.type != "cpu" or bool(
+            norm.isinf().any()
+        ):  # squares overflow: any multiple outside has the same projection
             v = torch.where(norm.isinf(), v / v.abs().amax(-1, keepdim=True) * self.radius, v)
             norm = vector_norm(v, dim=-1, keepdim=True)
         return v * (self.radius / norm.clamp_min(self.radius))
@@ -142,7 +144,7 @@ class L1Ball(Regularizer):
         self.check_step(step)
         size = v.abs()
         outside = size.sum(-1, keepdim=True) > self.radius
-        if not bool(outside.any()):
+        if v.device.type == "cpu" and not bool(outside.any()):
             return v
         return torch.where(outside, project_simplex(size, self.radius), size).copysign_(v)
 

@@ -53,10 +53,9 @@ class Scaled(Regularizer):
 
 @dataclass(frozen=True, eq=False)
 class Masked(Regularizer):
-    """phi on the coordinates where the mask is True, in order, as one vector; the others are left alone.
+    r"""$\phi$ on the coordinates where the mask is True, in order, as one vector; the others are left alone.
 
-    prox(v, s) = phi.prox(v[mask], s) there, v elsewhere. For a network's weights without its biases and
-    norm layers the mask comes from `restrict`.
+    For a network's weights without its biases and norm layers the mask comes from `restrict`.
 
     >>> from fednmap.regularizers import L1
     >>> Masked(L1(1.0), torch.tensor([True, False])).prox(torch.tensor([3.0, -0.2]), 1.0)
@@ -212,7 +211,7 @@ def rank_components(weight: float, module: nn.Module) -> GroupLasso:
 
     An adapter is B A with A (r, inputs), called NAME.lora_A..., and B (outputs, r), NAME.lora_B...; component k, which
     is kept or switched off as a whole, is row k of A and column k of B. Other parameters are in no group. Where A or B
-    is frozen, a component is what is trained of it.
+    is frozen, a component is what is trained of it. A module without trained adapters raises InputError.
 
     >>> module = nn.ModuleDict({"lora_A": nn.Linear(3, 2, bias=False), "lora_B": nn.Linear(2, 4, bias=False)})
     >>> rank_components(1.0, module).value(torch.ones(14))  # two components of 3 + 4 ones
@@ -241,7 +240,11 @@ def row_length(shape: Size) -> int:
 
 
 def matrix(shape: Size) -> tuple[int, int]:
-    """Return a parameter as a matrix: one row per output."""
+    """Return a parameter's shape as a matrix: one row per output.
+
+    >>> matrix(Size([8, 3, 5, 5]))
+    (8, 75)
+    """
     return shape[0], row_length(shape)
 
 
@@ -250,7 +253,7 @@ def restrict(phi: Regularizer, module: nn.Module, only: str) -> Regularizer:
 
     `only` is "weights" (parameters with two or more axes, so neither biases nor norm layers) or a name
     pattern with shell wildcards. A `PerLayer` keeps its parts there; any other phi sees the chosen
-    parameters as one vector.
+    parameters as one vector. A pattern that fits no parameter raises InputError.
 
     >>> from fednmap.regularizers import L1
     >>> restrict(L1(1.0), nn.Linear(2, 1), "weights").prox(torch.tensor([3.0, 0.2, 0.5]), 1.0)

@@ -167,7 +167,7 @@ class TransformedL1(Regularizer):
 
 @dataclass(frozen=True)
 class L0(Regularizer):
-    r"""lam times the number of nonzero entries; $\rho = \infty$, so no convergence theorem applies.
+    r"""$\lambda$ times the number of nonzero entries; $\rho = \infty$, so no convergence theorem applies.
 
     $\prox(v, s) = v$ where $|v| > \sqrt{2 s \lambda}$, else 0 (on the boundary both are minimisers).
 
@@ -197,7 +197,7 @@ class L0(Regularizer):
 class TopK(Regularizer):
     r"""At most k nonzero entries; $\rho = \infty$, so no convergence theorem applies.
 
-    prox(v, s) keeps the k largest entries in absolute value (any of them among equals).
+    $\prox(v, s)$ keeps the k largest entries in absolute value (any of them among equals).
 
     Reference: Blumensath and Davies, Iterative hard thresholding for compressed sensing, ACHA 2009.
 

@@ -179,12 +179,16 @@ def threshold(a: Tensor, total: float) -> Tensor:
     """Return the tau with sum_j max(a_j - tau, 0) = total on each row, of shape (..., 1); total > 0.
 
     The sum is convex, decreasing and piecewise linear in tau, so Newton's method from the left is
-    monotone and drops coordinates for good: it ends when no row drops one. A sort would do it in one
-    pass that costs more than all the iterations.
+    monotone and drops coordinates for good: it ends when no row drops one. Elsewhere than on the CPU, where
+    each iteration would wait for the device, tau is the largest of (a_(1) + ... + a_(k) - total) / k, by a sort.
 
     Reference: Michelot, A finite algorithm for finding the projection of a point onto the canonical
     simplex of R^n, JOTA 1986.
     """
+    if a.device.type != "cpu":
+        sums = a.sort(-1, descending=True).values.cumsum(-1)
+        ranks = torch.arange(1, a.shape[-1] + 1, device=a.device)
+        return ((sums - total) / ranks).amax(-1, keepdim=True)
     count = a.new_full((*a.shape[:-1], 1), a.shape[-1])
     tau = (a.sum(-1, keepdim=True) - total) / count
     while True:
@@ -202,10 +206,10 @@ def threshold(a: Tensor, total: float) -> Tensor:
 class Slope(Regularizer):
     r"""Sorted l1, $\phi(x) = \sum_j w_j |x|_{(j)}$, with the largest $|x_j|$ first and $w_1 \ge w_2 \ge \dots \ge 0$.
 
-    `weight` is the tensor of the p weights, or the largest of them: then w_j = weight $z_j / z_1$ with the Gaussian
+    `weight` is the tensor of the p weights, or the largest of them: then $w_j = w z_j / z_1$ with the Gaussian
     quantiles $z_j = \Phi^{-1}(1 - j q / (2 p))$, which control the false discovery rate at q.
 
-    prox(v, s): sort |v|, subtract s w, take the nearest nonincreasing nonnegative sequence (isotonic
+    $\prox(v, s)$: sort $|v|$, subtract $s w$, take the nearest nonincreasing nonnegative sequence (isotonic
     regression, scikit-learn's), undo the sort and give the signs back.
 
     Reference: Bogdan, van den Berg, Sabatti, Su and Candes, SLOPE - adaptive variable selection via
@@ -316,7 +320,7 @@ class Nuclear(Regularizer):
 class TotalVariation(Regularizer):
     r"""Total variation $\phi(x) = w \sum_j |x_{j+1} - x_j|$ with w = weight: piecewise constant models.
 
-    prox(v, s) has no closed form; it is computed exactly, in time linear in p, row by row, in float64.
+    $\prox(v, s)$ has no closed form; it is computed exactly, in time linear in p, row by row, in float64.
     The routine is compiled by numba, an optional extra: `pip install "fednmap[numba]"`. Without, it is interpreted.
 
     Reference: Johnson, A dynamic programming algorithm for the fused lasso and L0-segmentation, JCGS 2013.

@@ -156,7 +156,8 @@ def _flaw(trials: Trials) -> str:
 def about_line(said: About) -> str:
     """Describe the problem."""
     words = [str(word) for word in (said.data, said.model, said.penalty) if word is not None]
-    words += [f"{n} {what}" for n, what in ((said.clients, "clients"), (said.rounds, "rounds")) if n is not None]
+    words += [f"{said.clients} clients"] if said.clients is not None else []
+    words += [rounds_text(said.rounds)] if said.rounds is not None else []
     return ", ".join(words)
 
 
@@ -174,7 +175,7 @@ def ended_lines(results: Iterable[dict[str, Any]]) -> list[str]:
     for r in results:
         name = str(r["method"]) + (f" #{r['trial'] + 1}" if r.get("trial") else "")
         if r.get("ended") not in (None, DONE):
-            lines.append(f"{name}: {r['rounds']} rounds, {r['ended']}")
+            lines.append(f"{name}: {rounds_text(r['rounds'])}, {r['ended']}")
         if r.get("warning"):
             lines.append(f"{name}: {r['warning']}")
         if took_part := r.get("took_part"):  # of clients that have names
@@ -182,6 +183,10 @@ def ended_lines(results: Iterable[dict[str, Any]]) -> list[str]:
             lines.append(f"counted in rounds, of {r['rounds']}: {said}")
         lines += [f"warning: {name}: {line}" for line in r.get("warnings") or ()]
     return lines
+
+
+def rounds_text(rounds: int) -> str:
+    return f"{rounds} round" if rounds == 1 else f"{rounds} rounds"
 
 
 def cost_lines(results: Sequence[dict[str, Any]]) -> list[str]:

@@ -59,9 +59,8 @@ const DRAWINGS = {
     const menus = [buttons(0, Object.keys(AXES).map(axis => [axis, "update", [{x: along[axis]}, titles(axis)]]))];
     const falling = panels.map((panel, k) => panel.log ? k : -1).filter(k => k >= 0);
     const scales = kind => Object.fromEntries(falling.map(k => ["yaxis" + id(k) + ".type", kind]));
-    const which = falling.map(k => panels[k].label).join(", ");
     if (falling.length)
-      menus.push(buttons(0.5, ["log", "linear"].map(kind => [which + " " + kind, "relayout", [scales(kind)]])));
+      menus.push(buttons(0.5, ["log", "linear"].map(kind => [kind + " axes", "relayout", [scales(kind)]])));
     const layout = {
       template: {layout: LOOK}, height: 340 * rows + 90, margin: {l: 60, r: 10, t: 70, b: 50}, updatemenus: menus,
       legend: {groupclick: "togglegroup", y: 1, yanchor: "top"},

@@ -1,4 +1,4 @@
-"""The page itself: HTML around the figures, with everything it needs inside."""
+"""The page about runs: HTML with everything it needs inside; page.js draws its figures with Plotly."""
 
 from __future__ import annotations
 
@@ -7,17 +7,26 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
+from math import prod
 from pathlib import Path
 from string import Template
 from typing import Any
 
+import numpy as np
+
 from fednmap.names import InputError, current
-from fednmap.report import coefficients, figures
+from fednmap.report import coefficients
 from fednmap.report.closing import Trials, about_line, columns, ended_lines, gamma_line, made_by, rows
-from fednmap.report.series import collect, expected, models
+from fednmap.report.series import Series, Values, collect, drawn, expected, models, positive
 from fednmap.runs.atomic_files import finite, from_toml, write_atomically
 from fednmap.runs.configuration import Config
-from fednmap.runs.folder import RunFolder
+from fednmap.runs.folder import Model, RunFolder
+
+POINTS = 12_000
+"""Points of all curves of one quantity together; more are not visible, and make the page slow."""
+
+PICTURES = 12
+"""Methods whose first layer is shown."""
 
 
 def report(folders: Sequence[RunFolder], path: Path) -> None:
@@ -25,7 +34,7 @@ def report(folders: Sequence[RunFolder], path: Path) -> None:
     series = collect(folders)
     if not series:
         raise InputError(f"{', '.join(str(f.path) for f in folders)}: nothing was measured yet")
-    curves, left_out = figures.curves(series)
+    curves, left_out = curve_figure(series)
     trained, damaged = models(series)
     gamma_lines = (gamma_line(folder.results(), folder.about().measure_gamma) for folder in folders)
     gammas = "; ".join(filter(None, dict.fromkeys(gamma_lines)))
@@ -44,9 +53,9 @@ def report(folders: Sequence[RunFolder], path: Path) -> None:
         _figure(curves, "curves"),
         coefficients.page(trained),
     ]
-    if (zeros := figures.layers(trained)) is not None:
+    if (zeros := layer_figure(trained)) is not None:
         body.append(f"<h2>Which weights survived</h2><p>Zeros of each layer.</p>{_figure(zeros, 'layers')}")
-    if (first := figures.first_layer(trained)) is not None:
+    if (first := first_layer_figure(trained)) is not None:
         explained = "First layer: the norm of the weights at each pixel, or of a filter's entries. White is zero."
         body.append(f"<p>{explained}</p>{_figure(first, 'first-layer')}")
     for folder in folders:
@@ -93,7 +102,7 @@ def _notes(folders: Sequence[RunFolder], left_out: int) -> list[str]:
         notes += [f"{r['method']}: {r['error']}" for r in done if "error" in r]
         notes += [f"{folder.path.resolve().name}: {line}" for line in folder.damages()]
     said = [current(from_toml(folder.path / "run.toml"), Config.RENAMED, None) for folder in folders]
-    names = dict.fromkeys(name for values in said for name in values if name != "algorithms")
+    names = dict.fromkeys(name for values in said for name in values if name not in ("algorithms", "labels"))
     differ = [name for name in names if any(values.get(name) != said[0].get(name) for values in said)]
     if differ:
         words = (f"{name} ({', '.join(str(values.get(name, '-')) for values in said)})" for name in differ)
@@ -126,3 +135,79 @@ def _figure(shown: Any, name: str) -> str:
     data = json.dumps(finite(shown), allow_nan=False).replace("<", "\\u003c")
     html = f"<div id={name}></div><script type=application/json class=figure data-for={name}>{data}</script>"
     return html if name == "curves" else f"<div class=wide>{html}</div>"  # which scrolls
+
+
+def curve_figure(series: Sequence[Series]) -> tuple[dict[str, Any], int]:
+    """Return every quantity along rounds, megabytes and seconds; and the most measurements left out of a curve.
+
+    With several trials: the mean, and a band from least to most.
+    """
+    points = max(100, POINTS // max(1, len(series)))
+    shown, lines = drawn(series), []
+    for panel, quantity in enumerate(shown):
+        for k, whole in enumerate(series):
+            if not whole.has(quantity.key):
+                continue
+            one = whole.having(quantity.key)
+            y = quantity.scale * one.values(quantity.key, points)
+            sent = 1e-6 * one.values("bytes_up", points).mean(0)
+            spent = one.values("train_seconds", points) + one.values("eval_seconds", points)
+            x = {"rounds": one.values("round", points)[0], "megabytes": sent, "seconds": spent.mean(0)}
+            line = {"panel": panel, "method": k, "name": _text(one.label), "y": _short(y.mean(0))}
+            line |= {"x": {axis: _short(values) for axis, values in x.items()}}
+            lines.append(line | ({"low": _short(y.min(0)), "high": _short(y.max(0))} if len(y) > 1 else {}))
+    panels = [{"title": q.html or _text(q.axis), "log": q.log and positive(series, q.key)} for q in shown]
+    longest = max((len(c["round"]) for s in series for c in s.trials), default=0)
+    return {"panels": panels, "lines": lines}, max(0, longest - points)
+
+
+def layer_figure(models: Mapping[str, Model]) -> dict[str, Any] | None:
+    """Return the zeros of every layer of every method's model, in percent."""
+    found = {label: model.parameters for label, model in models.items()}
+    names = list(dict.fromkeys(name for parameters in found.values() for name in parameters))
+    zeros = [[100 * float((p[n] == 0).double().mean()) if n in p else None for n in names] for p in found.values()]
+    return {"zeros": zeros, "layers": [*map(_text, names)], "methods": [*map(_text, models)]} if names else None
+
+
+def first_layer_figure(models: Mapping[str, Model]) -> list[dict[str, Any]] | None:
+    """Return a picture per method of the pixels or filters that the first layer reads, None where all is zero."""
+    pictures = {label: picture for label, model in models.items() if (picture := _weight_norms(model)) is not None}
+    shown = [
+        {
+            "title": _text(label if len(label) < 34 else f"…{label[-32:]}"),
+            "norms": np.where(picture == 0, np.nan, picture).tolist(),
+        }
+        for label, picture in [*pictures.items()][:PICTURES]
+    ]
+    return shown or None
+
+
+def _weight_norms(model: Model) -> Values | None:
+    """|w| of the first layer as a picture: per pixel over all units, or the filters of a convolution in a grid."""
+    if len(model.inputs) != 3:
+        return None
+    channels, height, width = model.inputs
+    weight = next(iter(model.parameters.values())).double().numpy()
+    if weight.ndim == 4:
+        return _mosaic(np.linalg.norm(weight, axis=1))
+    if weight.size % prod(model.inputs):
+        return None
+    return np.asarray(np.linalg.norm(weight.reshape(-1, channels, height, width), axis=(0, 1)))
+
+
+def _mosaic(filters: Values) -> Values:
+    """The filters in rows, with a line of nothing between them."""
+    columns = int(np.ceil(np.sqrt(len(filters))))
+    padded = np.pad(filters, ((0, -len(filters) % columns), (0, 1), (0, 1)))
+    rows = padded.reshape(-1, columns, *padded.shape[1:]).swapaxes(1, 2)  # row, line, column, place
+    return rows.reshape(-1, columns * padded.shape[2])[:-1, :-1]
+
+
+def _text(words: str) -> str:
+    """Words as they are, for Plotly, which reads tags and a few entities, none of quotes."""
+    return escape(words, quote=False)
+
+
+def _short(values: Values) -> list[float]:
+    """The numbers with the digits that a curve shows."""
+    return [float(f"{v:.6g}") for v in values.tolist()]

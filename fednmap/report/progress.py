@@ -13,12 +13,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fednmap.measure import quantities
+from fednmap.report.closing import rounds_text
 from fednmap.report.terminal import console
+from fednmap.runs.configuration import shown
 from fednmap.runs.execution import DONE, Reporter, RunInfo
 from fednmap.runs.process_pool import Interrupted
 from fednmap.simulation import Record, Round
 
 PLAIN_SECONDS = 5.0  # between lines where there is no terminal
+PATIENCE = 1.0  # seconds after which a line says what is waited for
 
 
 def describe(record: Record, width: int = 200) -> str:
@@ -54,18 +57,18 @@ class Bar(Reporter):
             TextColumn("{task.fields[state]}", markup=False),
             console=console,
         )
-        self.task = TaskID(0)
+        self.task, self.room = TaskID(0), 0  # for the state, next to name, bar, counter and time
 
     def begin(self, what: RunInfo) -> None:
-        name = self.label + _named(what)
+        name = shown(self.label + _named(what), max(13, self.progress.console.width // 4))
+        self.room = self.progress.console.width - self.bar_width - max(13, len(name)) - 2 * len(str(what.rounds)) - 12
         self.task = self.progress.add_task("", total=what.rounds, completed=what.done, name=name, state="")
 
     def on_round(self, round: Round, totals: Record) -> None:
         self.progress.update(self.task, completed=round.t + 1)
 
     def on_record(self, record: Record) -> None:
-        room = self.progress.console.width - self.bar_width - 40  # next to name, bar, counter and time
-        self.progress.update(self.task, completed=record["round"], state=describe(record, room))
+        self.progress.update(self.task, completed=record["round"], state=describe(record, self.room))
 
     def message(self, line: str) -> None:
         self.progress.console.print(line, highlight=False)
@@ -89,17 +92,19 @@ class Lines(Warnings):
 
     def end(self, result: dict[str, Any] | None) -> None:
         if result is not None and result.get("ended", DONE) != DONE:
-            self.message(f"{self.name}  {result['rounds']} rounds, {result['ended']}")
+            self.message(f"{self.name}  {rounds_text(result['rounds'])}, {result['ended']}")
 
 
 def _named(what: RunInfo) -> str:
-    return what.job.method if what.trials == 1 else f"{what.job.method} #{what.job.trial + 1}"
+    """Return the method as tables call it, with the number of its trial if there are several."""
+    name = what.facts.get("labels", {}).get(what.job.method, what.job.method)
+    return name if what.trials == 1 else f"{name} #{what.job.trial + 1}"
 
 
 @contextmanager
 def waiting(line: str, quiet: bool = False) -> Iterator[None]:
     """Print the line on stderr if what follows takes longer than a second."""
-    timer = Timer(1.0, lambda: console(stderr=True).print(line, highlight=False))
+    timer = Timer(PATIENCE, lambda: console(stderr=True).print(line, highlight=False))
     timer.daemon = True
     if not quiet:
         timer.start()

@@ -173,7 +173,7 @@ def _settings(
 
 
 def _problem(problem: Problem, tag: str | None) -> str:
-    """Describe the problem, with a digest of what it is made of; its data have a digest of their own."""
+    """Describe the problem, with a digest of what it is made of; its data have another digest."""
     words, said = f"{type(problem).__name__}, {problem.n} clients, {problem.dim} parameters", info_of(problem)
     if said.made_of is None:
         return words if said.digest is not None else f"{words}, {identity(problem, tag)}"

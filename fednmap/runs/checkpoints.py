@@ -102,10 +102,19 @@ def newest(
     measured: says what metrics.csv holds; None where it is not compared.
     """
     refused: list[str] = []
-    paths = _newest_first(folder)
+    paths, (server, client) = _newest_first(folder), algorithm.init(start)
     for k, path in enumerate(paths):
         try:
-            return _read(path, algorithm, start, settings, clients, measured), refused
+            facts, tensors = _read(path, settings, measured)
+            kept = Checkpoint(facts["round"], _state(tensors, "server", server), facts["totals"])
+            if clients is None:
+                return kept, refused
+            ids = tensors.get("clients.ids", torch.zeros(0, dtype=torch.int64, device="cpu"))  # stays on the CPU
+            if len(ids) and int(ids.max()) >= clients:
+                raise InputError(MISFIT)
+            states = Clients(clients, client)
+            states.restore({"ids": ids} | _state(tensors, "clients", client, (len(ids),))._asdict())
+            return kept._replace(clients=states), refused
         except InputError as error:
             instead = "beginning at round 0" if path is paths[-1] else f"going on from {paths[k + 1].stem}"
             refused.append(f"checkpoint {folder.name}/{path.stem} is refused: {error}; {instead}")
@@ -124,14 +133,8 @@ def drop(folder: Path, done: int) -> None:
                 path.unlink()
 
 
-def _read(
-    path: Path,
-    algorithm: Algorithm,
-    start: Tensor,
-    settings: dict[str, Any],
-    clients: int | None,
-    measured: Measured | None,
-) -> Checkpoint:
+def _read(path: Path, settings: dict[str, Any], measured: Measured | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return what the JSON file says and the tensors, both as they were written; else raise InputError."""
     found = from_json(path, dict)
     facts = verified(found) if "check" in found else None
     if facts is None or path.stem != f"round-{facts['round']:08d}":
@@ -149,16 +152,7 @@ def _read(
         raise InputError(f"its tensors cannot be read ({error.strerror})") from None
     if hashlib.sha256(data).hexdigest() != facts["sha256"]:
         raise InputError("its tensors were changed or cut short")
-    tensors, (server, client) = load(data), algorithm.init(start)
-    kept = Checkpoint(facts["round"], _state(tensors, "server", server), facts["totals"])
-    if clients is None:
-        return kept
-    ids = tensors.get("clients.ids", torch.zeros(0, dtype=torch.int64, device="cpu"))  # stays on the CPU
-    if len(ids) and int(ids.max()) >= clients:
-        raise InputError(MISFIT)
-    states = Clients(clients, client)
-    states.restore({"ids": ids} | _state(tensors, "clients", client, (len(ids),))._asdict())
-    return kept._replace(clients=states)
+    return facts, load(data)
 
 
 def _state(tensors: dict[str, Tensor], part: str, like: State, stacked: tuple[int, ...] = ()) -> State:

@@ -378,7 +378,11 @@ class Worker:
 def run_as_worker() -> None:
     """Compute the requests that process 0 broadcasts, until it broadcasts None."""
     work = Worker(None)
-    while request := distributed.broadcast(_nothing):
+
+    def nothing() -> JobRequest | None:
+        return None
+
+    while request := distributed.broadcast(nothing):
         threads.limit(request.threads)
         task = work.task(request)
         recorder = Recorder(task, RunFolder(request.folder), writes=False)
@@ -387,10 +391,6 @@ def run_as_worker() -> None:
             raise InputError(f"{request.folder} is not what process 0 sees; give all machines the same folder")
         records = recorder.folder.records(*request.job)
         _run(task, recorder, kept, [record for record in records if 0 < request.done >= record["round"]])
-
-
-def _nothing() -> JobRequest | None:
-    return None
 
 
 def _run_in(

@@ -44,7 +44,7 @@ UNSCALED = 1e3  # ratio of the columns' standard deviations, and size of the lar
 
 @dataclass(frozen=True)
 class Methods:
-    """What a configuration names besides data: the regularizer, the methods, and where each of them begins."""
+    """What a configuration names apart from data: the regularizer, the methods, and their starting points."""
 
     config: Config
     phi: Regularizer
@@ -295,7 +295,7 @@ def _settled(config: Config, dataset: Dataset) -> Config:
     config = config.model_copy(update={k: v for k, v in meaning.items() if getattr(config, k) == "auto"})
     linear = config.model in ("logistic", "least-squares")
     if config.intercept and not linear:
-        raise InputError(f"intercept is for logistic and least-squares; {config.model} has biases of its own")
+        raise InputError(f"intercept is for logistic and least-squares; {config.model} has its own biases")
     known = {"intercept": linear, "standardize": True} if dataset.of_sites else {}  # columns are far from 0
     return config.model_copy(update={k: v for k, v in known.items() if getattr(config, k) is None})
 

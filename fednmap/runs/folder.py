@@ -234,7 +234,7 @@ class RunFolder:
             if began.get(name, version(name)) != version(name):
                 versions = f"{name} {began[name]} and continues with {version(name)}"
                 lines.append(f"this run began with {versions}: last digits may differ")
-        return lines + self.changed_files()
+        return lines + [line for line in self.changed_files() if not (edited and line.startswith("run.toml "))]
 
     def changed(self, now: dict[str, Any], free: frozenset[str] = EXTENDABLE) -> str:
         """Return which settings are others than when the run began, in words; of those that are not free."""

@@ -91,8 +91,10 @@ class ProcessPool:
                 k, error = pending.pop(future), future.exception()
                 if error is None:
                     yield k, future.result()
-                elif isinstance(error, BrokenProcessPool):
-                    raise WorkerLost(self._cause()) from None
+                elif isinstance(error, BrokenProcessPool):  # a process was killed, and the executor ended the others
+                    self._executor.shutdown()
+                    ended = sorted(self._processes, key=lambda process: process.exitcode == -signal.SIGTERM)
+                    raise WorkerLost(lost_process(ended[0])) from None
                 elif failure is None or isinstance(failure, Interrupted):
                     failure = error
             if failure is not None or (stop is not None and stop.is_set()):
@@ -102,11 +104,6 @@ class ProcessPool:
 
     def _begun(self) -> list[BaseProcess]:
         return [process for process in multiprocessing.active_children() if process not in self._others]
-
-    def _cause(self) -> str:
-        """Which process was killed, and how; the executor has ended the others."""
-        self._executor.shutdown()
-        return lost_process(sorted(self._processes, key=lambda process: process.exitcode == -signal.SIGTERM)[0])
 
     def __enter__(self) -> Self:
         return self

@@ -105,7 +105,9 @@ def check_between_machines(config: Config) -> None:
             "whose noise must suffice"
         )
     if config.participation < 1:
-        raise InputError("the server knows whom it asks: sampling hides nobody from it; use participation = 1")
+        raise InputError(
+            "the server knows which clients it samples, so sampling adds no privacy against it; use participation = 1"
+        )
     if config.dp_among > config.clients:
         raise InputError(f"dp_among is {config.dp_among}, of {config.clients} clients; it must be at most their number")
     accounting.check_delta(config.dp_delta, config.clients)

@@ -51,7 +51,10 @@ def group(workers: int) -> Iterator[None]:
                 yield
                 _dismiss()
             except distributed.WorkerLost:
-                raise distributed.WorkerLost(_cause(others)) from None
+                for process in others.processes:
+                    process.join(timeout=1)
+                gone = (f"worker {lost_process(process)}" for process in others.processes if process.exitcode)
+                raise distributed.WorkerLost(next(gone, "a worker process was lost")) from None
             finally:
                 for process in others.processes:
                     process.terminate()
@@ -132,12 +135,3 @@ def _join(meeting: str, rank: int, workers: int) -> None:
 def _dismiss() -> None:
     distributed.broadcast(lambda: None)
     dist.destroy_process_group()
-
-
-def _cause(others: ProcessContext) -> str:
-    """Describe how the first process that is gone has ended."""
-    for process in others.processes:
-        process.join(timeout=1)
-        if process.exitcode not in (None, 0):
-            return f"worker {lost_process(process)}"
-    return "a worker process was lost"

@@ -23,7 +23,7 @@ Answer = bool | str | None
 
 
 class Callback:
-    """Called during a run; override what you need. Returning True, or a reason, ends the run.
+    """What is called during a run; override what you need. To return True, or a reason, ends the run.
 
     >>> class Enough(Callback):
     ...     def on_record(self, record):
@@ -34,35 +34,36 @@ class Callback:
     """Whether `on_residual` is to be called."""
 
     def on_begin(self) -> None:
-        """Called before the first round that is run."""
+        """Run before the first round."""
 
     def on_round(self, round: Round, totals: Record) -> Answer:
-        """Called after every round, with the bytes and seconds spent so far."""
+        """Run after every round, with the bytes and seconds spent so far."""
         return None
 
     def on_spent(self, totals: Record) -> Answer:
-        """Called after every round, without the Round: stopping rules on bytes and time work between machines too."""
+        """Run after every round, without the Round: stopping rules on bytes and time work between machines too."""
         return None
 
     def on_residual(self, residual: float) -> bool:
-        """Called after a round that revealed |F_nat| of the model before it. Return True to measure now."""
+        """Return True to measure now; called after a round that revealed $|F_{nat}|$ of the model before it."""
         return False
 
     def on_record(self, record: Record) -> Answer:
-        """Called after every measurement; a stopping rule also gets the earlier records of a continued run."""
+        """Run after every measurement; a stopping rule also gets the earlier records of a continued run."""
         return None
 
 
 class Tolerance(Callback):
-    """Ends a run when its model is stationary up to a tolerance.
+    r"""A rule that ends a run when its model is stationary up to a tolerance.
 
-    tol:      relative: |F_nat(x_t)| <= tol |F_nat(x_0)|, where x_0 is the model before the first round.
-    absolute: |F_nat(x_t)| <= absolute.
+    tol:      relative: $|F_{nat}(x_t)| \le \text{tol} \, |F_{nat}(x_0)|$, with $x_0$ the model before the first round.
+    absolute: $|F_{nat}(x_t)| \le \text{absolute}$.
 
-    If both are given, either suffices; psi must not be above its first value. F_nat has the gamma with which the run is
-    measured. A run always ends with a measurement. A method that knows grad f(x_t) from its round (FedNMap with Q = 1,
-    exact gradients and every client counted; see `Algorithm.known_gradient`) is judged after each round; when x_t has
-    passed, x_{t+1} is measured, and the run ends if it passes too. Any other is judged at each measurement.
+    If both are given, either suffices; $\psi$ must not be above its first value. $F_{nat}$ has the gamma with which the
+    run is measured. A run always ends with a measurement. A method that knows $\nabla f(x_t)$ from its round (FedNMap
+    with one local step, exact gradients and every client counted; see `Algorithm.known_gradient`) is judged after each
+    round; when $x_t$ has passed, $x_{t+1}$ is measured, and the run ends if it passes too. Any other is judged at each
+    measurement.
 
     >>> Tolerance(1e-6).on_record({"stationarity": 4.0})
     >>> Tolerance(absolute=1e-6).on_record({"stationarity": 1e-14})

@@ -76,8 +76,17 @@ def schedule_of(spec: str, first: float, rounds: int) -> Schedule | None:
     (None, InverseSqrt(first=0.1))
     """
     name, _, text = spec.strip().partition(":")
-    allowed = {"constant": (0, 0), "cosine": (0, 1), "sqrt": (0, 0), "steps": (2, 2)}
-    values = _numbers(spec, text, *choose("schedule", name, allowed))
+    least, most = choose("schedule", name, {"constant": (0, 0), "cosine": (0, 1), "sqrt": (0, 0), "steps": (2, 2)})
+    try:
+        values = [float(word) for word in text.split(",")] if text else []
+    except ValueError:
+        values = [math.nan]
+    fits = least <= len(values) <= most and all(0 <= v < math.inf for v in values)
+    if not fits or (name == "steps" and not (values[0] > 0 and values[1] >= 1 and values[1].is_integer())):
+        raise InputError(
+            f"the schedule is {spec!r}; use constant, cosine[:LAST], sqrt or steps:FACTOR,EVERY, with a "
+            "factor above 0 and a whole number of rounds"
+        )
     if name == "cosine":
         return Cosine(first, rounds, *values)
     if name == "sqrt":
@@ -87,10 +96,10 @@ def schedule_of(spec: str, first: float, rounds: int) -> Schedule | None:
 
 def step_of(algorithm: Algorithm) -> float:
     """Return the method's own eta_a."""
+    name = type(algorithm).__name__
     if not is_dataclass(algorithm) or "eta_a" not in {field.name for field in fields(algorithm)}:
-        raise InputError(f"{type(algorithm).__name__} has no eta_a that could follow a schedule; leave it out")
+        raise InputError(f"{name} has no eta_a that could follow a schedule; leave it out")
     if not algorithm.traits.steps_may_change:
-        name = type(algorithm).__name__
         raise InputError(f"{name} uses eta_a only to set gamma, once: it cannot follow a schedule; leave that out")
     return float(algorithm.eta_a)
 
@@ -110,15 +119,3 @@ def check_end(eta_a: float | Schedule | None, rounds: int) -> None:
             f"eta_a is {eta_a(rounds - 1):g} in round {rounds - 1}, by {eta_a}; it must be above 0 in all {rounds} "
             "rounds: give the schedule as many rounds as the run has, or a last step above 0"
         )
-
-
-def _numbers(spec: str, text: str, low: int, high: int) -> list[float]:
-    try:
-        values = [float(word) for word in text.split(",")] if text else []
-    except ValueError:
-        values = [math.nan]
-    if not low <= len(values) <= high or not all(0 <= v < math.inf for v in values):
-        raise InputError(f"the schedule is {spec!r}; use constant, cosine[:LAST], sqrt or steps:FACTOR,EVERY")
-    if low == 2 and (values[0] == 0 or values[1] != int(values[1]) or values[1] < 1):
-        raise InputError(f"the schedule is {spec!r}; steps takes a factor above 0 and a whole number of rounds")
-    return values

@@ -165,12 +165,6 @@ def run_and_measure(
     for record in known:
         first_reason(stops, lambda callback: callback.on_record(record))  # noqa: B023
 
-    def psi_at_start() -> float:
-        """As it was recorded, if on all rows."""
-        if sample is None and known and not known[0]["round"]:
-            return known[0]["objective"]
-        return float(objective(whole, phi, algorithm.model(algorithm.init(start)[0])))
-
     def counted(rounds: Iterator[Round]) -> Iterator[Round]:
         """The rounds, whose seconds and bytes are entered."""
         began = time.perf_counter()
@@ -219,7 +213,10 @@ def run_and_measure(
         known = known or [*result.records]
         result.ended, result.ended_by = (str(reason), reason.by) if reason else ("", "")
         if result.records and result.final["round"]:
-            result.warning = rise(psi_at_start(), result.final["objective"])
+            recorded = sample is None and known and not known[0]["round"]  # on all rows
+            x_0 = algorithm.model(algorithm.init(start)[0])
+            first = known[0]["objective"] if recorded else float(objective(whole, phi, x_0))
+            result.warning = rise(first, result.final["objective"])
         return result
     except Diverged as error:
         error.result = result
@@ -318,17 +315,14 @@ def _check_spent(last: Round | None, records: Sequence[Record], pipeline: Pipeli
     """Refuse to continue with other noise: all rounds would be counted as if they had it."""
     if last is None:
         return
-    counted = int(records[-1]["round"]) if records else last.t + 1
-    now = pipeline.spent(federation, counted).get("epsilon")
+    recorded = records[-1] if records else {"round": last.t + 1}
+    before, now = recorded.get("epsilon"), pipeline.spent(federation, int(recorded["round"])).get("epsilon")
+    if before is None and now is None:
+        return
     if not records:
-        if now is None:
-            return
         raise InputError(
             "expected a Result as after, got a Round, which does not say what privacy was spent; give the Result"
         )
-    before = records[-1].get("epsilon")
-    if before is None and now is None:
-        return
     if before is None or now is None or not math.isclose(before, now, rel_tol=1e-9):
         shown = ["none" if v is None else f"{v:.4g}" for v in (before, now)]
         raise InputError(

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -32,15 +33,16 @@ class Federation:
     sampler: Sampler
     drop: float
     seed: int
-    each: Tensor = field(init=False)
-    """The weight of each client in sums of uplinks: `weights`, or ones."""
-    total: float = field(init=False)
-    """The weight of all clients together."""
 
-    def __post_init__(self) -> None:
-        each = torch.ones(self.n, dtype=torch.float64, device="cpu") if self.weights is None else self.weights
-        object.__setattr__(self, "each", each)
-        object.__setattr__(self, "total", float(each.sum()))
+    @cached_property
+    def each(self) -> Tensor:
+        """The weight of each client in sums of uplinks: `weights`, or ones."""
+        return torch.ones(self.n, dtype=torch.float64, device="cpu") if self.weights is None else self.weights
+
+    @cached_property
+    def total(self) -> float:
+        """The weight of all clients together."""
+        return float(self.each.sum())
 
     @property
     def per_round(self) -> int:

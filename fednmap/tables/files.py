@@ -64,7 +64,7 @@ def read(path: Path, drop: Container[str] = (), only: Container[str] | None = No
 
 
 def read_as_text(path: Path, name: str) -> list[str]:
-    """Return one column of a file, every cell as it is written there: 007 is no number, NA no gap."""
+    """Return one column of a file as text: 007 is no number, NA no gap. A name it lacks raises InputError."""
     columns, _ = _columns(path)
     if name not in columns:
         raise InputError(f"{path}: there is no column {name!r}; there are {some_of(columns)}")

@@ -88,7 +88,7 @@ class FederatedFormula(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return self.know(*carry(self.conversation(), lambda q: {name: answer(q, t) for name, t in tables.items()}))
 
     def conversation(self) -> Generator[Question, Answers, tuple[tuple[Statistic, ...], dict[str, Any]]]:
-        """Yield the questions that `fit` puts to the sites; its end is for `know`."""
+        """Yield the questions that `fit` asks the sites; return what `know` takes. Wrong columns raise InputError."""
         parsed, state = self._parsed(), dict[str, Any]()
         statistics = yield from FederatedPreprocessor(categorical=parsed.categories).conversation()
         known = {s.column: s for s in statistics}
@@ -133,7 +133,7 @@ class FederatedFormula(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return found
 
     def frame(self, X: Any) -> Any:
-        """Return the same as a pandas frame with names."""
+        """Return `transform` as a pandas frame with names; numbers that are not finite raise SiteError."""
         rows = table(X, only=self._parsed().variables)
         found = self._matrix(rows, self.state_)[0]
         bad = ~np.isfinite(found.to_numpy(float))

@@ -50,7 +50,7 @@ CUTS, NARROWINGS = 63, 10
 
 @dataclass(frozen=True)
 class Statistic:
-    """What the sites send about a column, and what comes of it."""
+    """What the sites send about a column, and the statistics computed from it."""
 
     column: str
     kind: str
@@ -96,7 +96,7 @@ def scales(mean: Floats, deviation: Floats) -> tuple[Any, Floats]:
 
 
 def answer(question: Question, t: Table) -> dict[str, Any]:
-    """Return a site's answer: sums, counts, words; columns that must not be told about are refused by name."""
+    """Return a site's answer: sums, counts, words; columns that must not be described are refused by name."""
     if question["ask"] == "columns":
         return {"columns": _columns(t, question)}
     if question["ask"] == "deviations":
@@ -223,7 +223,7 @@ class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[mi
 
     Every site sends sums, counts and the words that occur; `statistics_` lists them. A number's gaps become the mean or
     median of all sites, and a column NAME=missing says where they were. Words become one column per level but the
-    first, over the union of the sites' levels; a gap is a level of its own. Dates and identifiers are refused by name.
+    first, over the union of the sites' levels; a gap is a level too. Dates and identifiers are refused by name.
 
     impute:      "mean" (a sum) or "median" (by bisection: counts of the values below a number).
     indicators:  whether to add NAME=missing.
@@ -253,7 +253,7 @@ class FederatedPreprocessor(TransformerMixin, BaseEstimator):  # type: ignore[mi
         return self.know(carry(self.conversation(), lambda q: {name: answer(q, t) for name, t in tables.items()}))
 
     def conversation(self) -> Generator[Question, Answers, tuple[Statistic, ...]]:
-        """Yield the questions that `fit` puts to the sites; return the statistics, for `know`."""
+        """Yield the questions that `fit` asks the sites; return the statistics. Wrong columns raise InputError."""
         choose("way to impute", self.impute, dict.fromkeys(("mean", "median")))
         categorical = list(self.categorical)
         about = yield {"ask": "columns", "max_levels": self.max_levels, "categorical": categorical}

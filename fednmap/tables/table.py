@@ -48,7 +48,7 @@ REFUSALS = {
     "identifier": "column {column!r} looks like an identifier; exclude the column",
     "dates": "column {column!r} holds dates or times; turn it into a number, or exclude the column",
     "one-row": "there is one row, and its sums would be that row; leave the site out",
-    "one-row-fold": "a fold has one row of the site, or all but one, which its sums would tell; give fewer folds",
+    "one-row-fold": "a fold has one row of the site, or all but one, which its sums would reveal; give fewer folds",
     "own-intercept": "the site's own intercept would be infinite; leave the site out, or merge it with another",
     "rules": "the rules of the site cannot be read",
     "rule-question": "the site's rules do not allow this question",
@@ -75,7 +75,11 @@ class SiteError(InputError):
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Columns of one length, by name."""
+    """Columns of one length, by name.
+
+    >>> Table({"age": np.array([50.0, 61.0])}).rows
+    2
+    """
 
     columns: Mapping[str, Column]
     name: str = ""
@@ -153,7 +157,12 @@ def divide(sites: Any, rows: int) -> Sites:
 def table(frame: Any, name: str = "", only: Container[str] | None = None) -> Table:
     """Return a pandas or polars frame, or a mapping of names to values, as a Table.
 
-    only: the columns to take; the others are not looked at.
+    only: the columns to take; the others are not read.
+
+    Anything else, and two columns of one name, raise InputError.
+
+    >>> table({"age": [50, 61]}).rows
+    2
     """
     if isinstance(frame, Table):
         return frame
@@ -225,7 +234,11 @@ def is_gap(value: Any) -> bool:
 
 
 def as_word(value: Any) -> str:
-    """Return a level or label as text: whole numbers without a point, all others with every digit."""
+    """Return a level or label as text: whole numbers without a point, all others with every digit.
+
+    >>> as_word(2.0), as_word(0.1)
+    ('2', '0.1')
+    """
     if not isinstance(value, float):
         return str(value)
     return str(int(value)) if value.is_integer() else repr(float(value))

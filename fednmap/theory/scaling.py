@@ -72,7 +72,8 @@ class Speedup:
             f"{self.verdict}; " + ("no saturation in the sweep" if at is None else f"saturates at {name} = {at}"),
         ]
         if linear_until is not None:
-            lines.append(f"theory (rounds_to, constants 1): linear up to about {name} = {linear_until:.3g}")
+            expected = f"linear up to about {name} = {linear_until:.3g}" if linear_until >= 1 else "not linear"
+            lines.append(f"theory (rounds_to, constants 1): {expected}")
         return lines
 
 

@@ -37,15 +37,19 @@ class Steps:
     """Starting terms that were not given and count as 0 in both bounds."""
     violations: tuple[str, ...]
     """Conditions of the theorem that these values do not meet: then the bounds promise nothing."""
-    largest_gamma: float
     largest_eta_hat: float
     largest_eta_a: float
-    """The largest values the theorem admits, at this m (and, for the steps, at this gamma)."""
+    """The largest steps the theorem admits, at this m and gamma."""
     proof_gaps: tuple[str, ...]
     """Conditions that the proof uses, the statement omits, and these values do not meet."""
     proof_eta_hat: float
     proof_eta_a: float
     """The largest steps that the proof supports, at this gamma and m."""
+
+    @property
+    def largest_gamma(self) -> float:
+        """The largest gamma the theorem admits, which is the paper's choice."""
+        return self.gamma
 
     @property
     def bound(self) -> float:
@@ -149,7 +153,7 @@ def nonconvex(
         left_out = ("normal_map2", *left_out)
     shift2, gradients2 = shift2 or 0.0, gradients2 or 0.0
     K = L + rho
-    gamma = largest_gamma = 1 / (5 * K)
+    gamma = 1 / (5 * K)
     if normal_map2 is None:
         normal_map2 = 2 * gradients2 + 2 * shift2 / gamma**2
     c = 1 - gamma * rho
@@ -176,29 +180,14 @@ def nonconvex(
     rate = 9630 * math.sqrt(K * delta_psi * sigma2 / (n * Q * T))
     tuned = rate + 110000 / 57600 * L**2 * delta_psi / (K * c**2 * T) + start
     proof_eta_hat = c**2 / (70 * m * (L + 2 / gamma))
-    return Steps(
-        gamma=gamma,
-        m=m,
-        eta_hat=eta_hat,
-        eta_a=eta_a,
-        eta_s=eta_hat / (eta_a * Q),
-        terms=terms,
-        tuned_bound=tuned if sigma2 > 0 else math.fsum(terms.values()),
-        left_out=left_out,
-        violations=_exceeded(
-            ("eta_hat", eta_hat, "(1 - gamma rho) / (100 m sqrt(L^2 + 1/gamma^2))", largest_eta_hat),
-            ("eta_a", eta_a, "(1 - gamma rho) / (100 Q sqrt(m (L^2 + 1/gamma^2)))", largest_eta_a),
-        ),
-        largest_gamma=largest_gamma,
-        largest_eta_hat=largest_eta_hat,
-        largest_eta_a=largest_eta_a,
-        proof_gaps=_exceeded(
-            ("m", m, "T", T),
-            ("eta_hat", eta_hat, "(1 - gamma rho) / (70 m L_F)", proof_eta_hat),
-        ),
-        proof_eta_hat=proof_eta_hat,
-        proof_eta_a=largest_eta_a,
+    violations = _exceeded(
+        ("eta_hat", eta_hat, "(1 - gamma rho) / (100 m sqrt(L^2 + 1/gamma^2))", largest_eta_hat),
+        ("eta_a", eta_a, "(1 - gamma rho) / (100 Q sqrt(m (L^2 + 1/gamma^2)))", largest_eta_a),
     )
+    proof_gaps = _exceeded(("m", m, "T", T), ("eta_hat", eta_hat, "(1 - gamma rho) / (70 m L_F)", proof_eta_hat))
+    found = gamma, m, eta_hat, eta_a, eta_hat / (eta_a * Q), terms, tuned if sigma2 > 0 else math.fsum(terms.values())
+    limits = violations, largest_eta_hat, largest_eta_a, proof_gaps, proof_eta_hat, largest_eta_a
+    return Steps(*found, left_out, *limits)
 
 
 def pl(
@@ -257,7 +246,7 @@ def pl(
     at_least_one(n=n, Q=Q, T=T)
     left_out = _missing(lyapunov_gap=lyapunov_gap)
     K = L + rho + mu
-    gamma = largest_gamma = 1 / (5 * K)
+    gamma = 1 / (5 * K)
     c = 1 - gamma * rho
     m = max(1, math.ceil(mu * T / (L + rho))) if sigma2 > 0 else 1
     largest_eta_hat = 1 / (120 * m * K)
@@ -276,29 +265,16 @@ def pl(
     root = math.hypot(L, 1 / gamma)
     proof_eta_hat = c / (70 * m * root)  # the proof's other limit, (1 + gamma mu C_0) / (10 m mu), is larger
     proof_eta_a = c / (70 * Q * math.sqrt(m) * root)
-    return Steps(
-        gamma=gamma,
-        m=m,
-        eta_hat=eta_hat,
-        eta_a=eta_a,
-        eta_s=eta_s,
-        terms=terms,
-        tuned_bound=tuned,
-        left_out=left_out,
-        violations=_exceeded(
-            ("eta_hat", eta_hat, "1 / (120 m (L + rho + mu))", largest_eta_hat),
-            ("eta_a", eta_a, "1 / (96 Q (L + rho + mu))", largest_eta_a),
-        ),
-        largest_gamma=largest_gamma,
-        largest_eta_hat=largest_eta_hat,
-        largest_eta_a=largest_eta_a,
-        proof_gaps=_exceeded(
-            ("eta_hat", eta_hat, "(1 - gamma rho) / (70 m sqrt(L^2 + 1/gamma^2)) of Lemma 4", proof_eta_hat),
-            ("eta_a", eta_a, "(1 - gamma rho) / (70 Q sqrt(m (L^2 + 1/gamma^2))) of Lemma 4", proof_eta_a),
-        ),
-        proof_eta_hat=proof_eta_hat,
-        proof_eta_a=proof_eta_a,
+    violations = _exceeded(
+        ("eta_hat", eta_hat, "1 / (120 m (L + rho + mu))", largest_eta_hat),
+        ("eta_a", eta_a, "1 / (96 Q (L + rho + mu))", largest_eta_a),
     )
+    proof_gaps = _exceeded(
+        ("eta_hat", eta_hat, "(1 - gamma rho) / (70 m sqrt(L^2 + 1/gamma^2)) of Lemma 4", proof_eta_hat),
+        ("eta_a", eta_a, "(1 - gamma rho) / (70 Q sqrt(m (L^2 + 1/gamma^2))) of Lemma 4", proof_eta_a),
+    )
+    limits = violations, largest_eta_hat, largest_eta_a, proof_gaps, proof_eta_hat, proof_eta_a
+    return Steps(gamma, m, eta_hat, eta_a, eta_s, terms, tuned, left_out, *limits)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from fednmap.algorithms import EControlDA, FedNMap, Scaffnew
 from fednmap.decentralized import Decentralized, NormED, Ring
 from fednmap.names import InputError
 from fednmap.problems import Pooled
-from fednmap.problems.minibatch import BLOCK, mix, reshuffled, shuffle
+from fednmap.problems.minibatch import BLOCK, mix, reshuffled_numbers, shuffle
 from fednmap.regularizers import L1
 from fednmap.runs.experiment import prepare
 
@@ -27,7 +28,15 @@ PHI = L1(0.05)
 
 
 def rows(clients, t, q, seed=0, batch=8, local_steps=None):
-    draw = minibatches(seed, torch.as_tensor(clients), t, batch, HELD, OFFSETS, draw=reshuffled(local_steps))
+    draw = minibatches(
+        seed,
+        torch.as_tensor(clients),
+        t,
+        batch,
+        HELD,
+        OFFSETS,
+        draw=partial(reshuffled_numbers, local_steps=local_steps),
+    )
     return draw(q)
 
 
@@ -87,7 +96,9 @@ def test_orders_differ_between_clients_epochs_rounds_and_seeds():
 
     def order(client, t, q=0, seed=0, local_steps=None):
         offsets = sizes.cumsum(0) - sizes
-        found = minibatches(seed, torch.tensor(client), t, 30, sizes, offsets, draw=reshuffled(local_steps))(q)
+        found = minibatches(
+            seed, torch.tensor(client), t, 30, sizes, offsets, draw=partial(reshuffled_numbers, local_steps=local_steps)
+        )(q)
         return tuple((found - offsets[client]).tolist())
 
     addresses = [(0, 0), (1, 0), (0, 1), (0, 0, 1), (0, 0, 0, 1), (0, 0, 0, -1)]
@@ -133,7 +144,16 @@ def test_fednmap_with_one_client_and_an_epoch_per_round_is_norm_prr(batch):
     algorithm = FedNMap(PHI, eta_a=alpha, Q=size // batch, gamma=lam)
     found, expected = models(algorithm, problem, rounds=20, start=z), []
     for k in range(20):
-        draw = minibatches(0, torch.tensor(0), k, batch, torch.tensor([size]), torch.tensor([0]), 1, reshuffled(None))
+        draw = minibatches(
+            0,
+            torch.tensor(0),
+            k,
+            batch,
+            torch.tensor([size]),
+            torch.tensor([0]),
+            1,
+            partial(reshuffled_numbers, local_steps=None),
+        )
         pi = torch.cat([draw(q) for q in range(size // batch)])
         assert sorted(pi.tolist()) == list(range(size))
         first = (z - PHI.prox(z, lam)) / lam

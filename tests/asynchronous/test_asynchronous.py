@@ -330,7 +330,7 @@ def test_a_run_folder_continues_to_the_same_bits(tmp_path):
     part = fednmap.run(asynchronous, PROBLEM, rounds=60, folder=tmp_path / "part", checkpoint_every=10)
     assert torch.equal(part.x, whole.x)
     assert part.final["virtual_time"] == whole.final["virtual_time"]
-    with pytest.raises(InputError, match="window"):
+    with pytest.raises(InputError, match="holds another run: algorithm is"):
         fednmap.run(Asynchronous(STEP, delays="pareto:1.2", window=2), PROBLEM, rounds=70, folder=tmp_path / "part")
 
 
@@ -422,8 +422,8 @@ def test_traces(tmp_path):
         (lambda: Asynchronous(STEP, staleness=-1), "staleness to be an integer of at least 0"),
         (lambda: Asynchronous(FedNMap), "expected a method with a server, such as .*got FedNMap"),
         (lambda: Asynchronous(Decentralized(NormED(PHI), Ring(6))), "expected a method with a server"),
-        (lambda: Asynchronous(FedNMap(PHI, forget=0.5)), "does not tell how far.*forget = 0"),
-        (lambda: Asynchronous(SCAFFOLD()), "the uplink of SCAFFOLD does not tell"),
+        (lambda: Asynchronous(FedNMap(PHI, forget=0.5)), "does not determine how far.*forget = 0"),
+        (lambda: Asynchronous(SCAFFOLD()), "the uplink of SCAFFOLD does not determine"),
         (lambda: Asynchronous(CompressedFedNMap(PHI)), "CompressedFedNMap"),
         (lambda: Asynchronous(FedDR(PHI)), "FedDR"),
         (lambda: Asynchronous(FedNewton(PHI)), "FedNewton"),

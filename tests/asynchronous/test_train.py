@@ -64,7 +64,7 @@ def test_settings_that_do_not_go_together(settings, words):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"algorithms": ("scaffold",), "penalty": "none"}, "the uplink of SCAFFOLD does not tell"),
+        ({"algorithms": ("scaffold",), "penalty": "none"}, "the uplink of SCAFFOLD does not determine"),
         ({"algorithms": ("fednmap",), "memory": 5}, "FedNMapMemory"),
     ],
 )

@@ -165,4 +165,5 @@ def test_an_edit_that_is_allowed_is_said(originals, tmp_path):
     lines, refused = look(folder)
     assert not refused
     assert "rounds is 16 and was 12 when the run began" in lines
+    assert not [line for line in lines if line.startswith("run.toml")]
     assert {r["rounds"] for r in RunFolder(folder).results()} == {16}

@@ -1,9 +1,12 @@
 """The command: exit codes, one line for each mistake, JSON that is JSON, help one can read."""
 
+import io
 import json
+import re
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -13,7 +16,7 @@ import fednmap
 from fednmap import cli
 from fednmap.cli import COMMANDS, LazyCommand
 from fednmap.names import FOREIGN, InputError
-from fednmap.report.progress import Bar, Lines
+from fednmap.report.progress import Bar, Lines, waiting
 from fednmap.runs.atomic_files import FolderError
 from fednmap.runs.execution import RunInfo
 from fednmap.runs.folder import Job
@@ -193,6 +196,46 @@ def test_a_bar_shows_rounds_and_numbers():
     text = console.export_text()
     for word in ("fednmap", "10/40", "psi 1.25", "|F_nat|^2 3.00e-04", "zeros 50.0 %", "2.50 MB up"):
         assert word in text
+
+
+@pytest.mark.parametrize(("method", "rounds"), [("fednmap", 300), ("my_module:MyMethodWithALongName", 100_000)])
+def test_the_bar_fits_80_columns_with_its_counter_and_time(method, rounds):
+    from rich.console import Console
+
+    console = Console(force_terminal=True, width=80, color_system=None, file=io.StringIO())
+    bar = Bar(console)
+    with bar.progress:
+        bar.begin(RunInfo(Job(method, 11), 0, rounds, 20, {}))
+        bar.on_record({"round": 200, "objective": 1.25, "stationarity": 3e-4, "zeros": 0.5, "bytes_up": 2.5e6})
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())
+    line = [part for part in re.split(r"[\r\n]+", shown) if part][-1]
+    assert len(line) <= 80
+    for word in (f"200/{rounds}", "--:--", "psi 1.25"):
+        assert word in line
+
+
+def test_what_takes_long_is_announced_unless_quiet(monkeypatch, capsys):
+    monkeypatch.setattr("fednmap.report.progress.PATIENCE", 0.01)
+    with waiting("loading digits"):
+        time.sleep(0.3)
+    with waiting("loading digits", quiet=True):
+        time.sleep(0.3)
+    assert capsys.readouterr().err == "loading digits\n"
+
+
+def test_lines_call_a_method_by_its_label():
+    from rich.console import Console
+
+    lines = Lines(Console(file=io.StringIO()))
+    lines.begin(RunInfo(Job("mine:MyMethod", 0), 0, 3, 1, {"labels": {"mine:MyMethod": "MyMethod"}}))
+    lines.on_record({"round": 0, "objective": 1.25})
+    assert lines.console.file.getvalue().startswith("MyMethod  round 0/3  psi 1.25")
+
+
+def test_names_of_methods_may_have_empty_words_between_them(command):
+    assert command("compare", *QUICK, "--algorithms", "fednmap,, zhang,", "--rounds", "0", "--json")[0] == 0
+    code, _, err = command("compare", "--algorithms", ",")
+    assert (code, err.count("\n")) == (2, 1)
 
 
 def test_tensorboard_and_mlflow_get_every_measurement(command, tmp_path, monkeypatch):

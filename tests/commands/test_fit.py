@@ -299,7 +299,7 @@ MISTAKES = [
     (["--target", "age", "--select", "bic", "--cv", "5"], "--select bic is a criterion without folds; leave --cv out"),
     (["--target", "age", "--select", "bci"], "select is 'bci'; choose from min, 1se, bic, ebic"),
     (["--target", "age", "--cv", "5", "--penalty", "none"], "penalty 'none' has no weight to choose"),
-    (["--target", "age", "--family", "logistic"], "'age' has 300 different values; logistic tells classes apart"),
+    (["--target", "age", "--family", "logistic"], "'age' has 300 different values; logistic predicts classes"),
     (["--target", "outcome", "--out", "hospitals/zug.csv"], "zug.csv is a file; name a folder with --out"),
     (["--target", "age", "--evaluate", "leave-out"], "expected --evaluate as a number of folds or leave-one-site-out"),
     (["--target", "outcome", "--mu", "0.1"], "expected --mu with --site-effects sparse, got none"),

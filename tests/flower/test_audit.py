@@ -8,8 +8,8 @@ pytest.importorskip("flwr")
 
 from flower_grid import Federation
 
-from fednmap.flower import masking
-from fednmap.flower.audit_log import logs, of_run, rows
+from fednmap.flower import audit_log, masking
+from fednmap.flower.audit_log import AuditRow, logs, of_run, rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:flwr")
 
@@ -98,6 +98,18 @@ def test_the_command(tmp_path, command, monkeypatch):
         code, _, err = command(*words)
         assert code == 2
         assert why in err
+
+
+def test_at_80_columns_no_name_is_cut(tmp_path, command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "metric.a_metric_with_a_name_that_is_longer_than_its_column"
+    row = AuditRow("anna [1]", "measurement", (0, 1999), 2000, (f"{name} float64 (1)",), 16_000_000_000, 0, "as it is")
+    monkeypatch.setattr(audit_log, "logs", lambda root: {row.client: []})
+    monkeypatch.setattr(audit_log, "rows", lambda client, lines: [row])
+    code, out, _ = command("audit", tmp_path)
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert name in "".join(out.split())
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,19 @@
 
 import ast
 import asyncio
+import importlib
+import io
 import json
 import logging
 import math
 import os
+import re
 import socket
+import sys
 import threading
 import time
+import tomllib
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,8 +32,11 @@ from hypothesis import strategies as st
 
 from fednmap import simulate
 from fednmap.algorithms import ALGORITHMS, FedNMap
+from fednmap.commands import flower, watch
 from fednmap.flower import loopback, new, roster
+from fednmap.flower.identity import make
 from fednmap.flower.launch import Launcher
+from fednmap.flower.plan import plan_from
 from fednmap.flower.settings import client_name, read
 from fednmap.flower.state_store import Store
 from fednmap.names import InputError
@@ -753,8 +762,38 @@ def test_up_does_not_continue_what_is_running(tmp_path, command):
         assert code == 2
         assert "is in use by another run" in err
         code, _, err = command("flower", "up", "--resume", tmp_path / "run", "--rounds", 10)
-        assert (code, err) == (2, "fednmap: --resume takes the settings of its folder; leave the other options out\n")
+        due = "--resume takes those of its folder, but for --deadline and --min-clients; leave out --rounds"
+        assert (code, err) == (2, f"fednmap: {due}\n")
         assert everything(tmp_path / "run") == before
+
+
+def test_options_of_a_continued_run_count_or_are_refused(tmp_path, command, monkeypatch):
+    Federation(tmp_path, data="digits", rounds=1).start()
+    seen = []
+    monkeypatch.setattr(flower, "_trial", lambda config, federation, *_, **__: seen.append(federation) or {})
+    monkeypatch.setattr(flower, "_closing", lambda *_: None)
+    for words in (("up", "--resume", tmp_path / "run"), ("resume", tmp_path / "run")):
+        code, _, err = command("flower", *words, "--deadline", 30, "--min-clients", 2)
+        assert code == 0, err
+        assert (seen[-1].deadline, seen[-1].min_clients, seen[-1].resume) == (30, 2, True)
+        code, _, err = command("flower", *words, "--min-clients", 9)
+        assert (code, err) == (2, "fednmap: min-clients is 9, and 4 of 4 clients are drawn in a round\n")
+    for option in (["--out", "x"], ["--measure-stationarity"], ["--secagg-threshold", 2], ["--pin-on-first-use"]):
+        code, _, err = command("flower", "up", "--resume", tmp_path / "run", *option)
+        assert code == 2
+        assert err.endswith(f"leave out {option[0]}\n")
+    new.write(tmp_path / "app")
+    command("flower", "up", "--app", tmp_path / "app", "--deadline", 30)
+    assert (seen[-1].deadline, seen[-1].resume) == (30, False)
+    code, _, err = command("flower", "up", "--app", tmp_path / "app", "--rounds", 30)
+    assert err.endswith("leave out --rounds\n")
+
+
+def test_the_run_of_an_app_is_not_continued_as_a_trial(tmp_path, command):
+    Federation(tmp_path, rounds=1).start()
+    code, _, err = command("flower", "resume", tmp_path / "run")
+    assert code == 2
+    assert f"continue it with fednmap flower up --app APP --resume {tmp_path / 'run'}" in err
 
 
 @pytest.mark.parametrize(
@@ -1040,6 +1079,129 @@ def test_the_files_for_containers_fit_together(tmp_path, template):
     labels = [spec["template"]["metadata"]["labels"] for (kind, _), spec in found.items() if kind == "Deployment"]
     assert found["Service", "my-app-superlink"]["selector"] in labels
     assert found["NetworkPolicy", "my-app-superlink"]["podSelector"]["matchLabels"] in labels
+
+
+@pytest.fixture(scope="module")
+def known_options():
+    """The options of Flower's own commands."""
+    known = {}
+    for name in ("flower-superlink", "flower-supernode"):
+        written = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(written):
+            patch.setattr(sys, "argv", [name, "--help"])
+            with pytest.raises(SystemExit):
+                loopback.command(name)()
+        known[name] = set(re.findall(r"--[a-z-]+", written.getvalue()))
+    return known
+
+
+def unknown_options(words, known):
+    command = "flower-supernode" if "fednmap.flower.node" in words else words[0]
+    given = {word.partition("=")[0] for word in words if word.startswith("--")}
+    return given - known[command] if command in known else set()
+
+
+DOCKER = {"FROM", "RUN", "USER", "WORKDIR", "ENV"}
+COMPOSE = {"build", "command", "depends_on", "restart", "read_only", "tmpfs", "cap_drop", "ports", "volumes"}
+KUBERNETES = {
+    "Service": ("v1", {"selector", "ports"}),
+    "NetworkPolicy": ("networking.k8s.io/v1", {"podSelector", "policyTypes", "ingress"}),
+    "PersistentVolumeClaim": ("v1", {"accessModes", "resources"}),
+    "Deployment": ("apps/v1", {"replicas", "strategy", "selector", "template"}),
+}
+CONTAINER = {"name", "image", "command", "args", "ports", "readinessProbe", "resources", "securityContext"}
+QUANTITY = re.compile(r"[0-9]+(m|Mi|Gi)?")
+DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+@pytest.mark.parametrize("template", ["plain", "tables"])
+def test_the_files_for_containers_are_what_their_tools_expect(tmp_path, template, known_options):
+    """Facts of the Dockerfile reference, the Compose specification and Kubernetes' schemas, checked one by one."""
+    yaml = pytest.importorskip("yaml")
+    app = tmp_path / "my-app"
+    new.write(app, template)
+    lines = [line for line in (app / "Dockerfile").read_text().splitlines() if line and line[0] != "#"]
+    docker = [line.split(maxsplit=1) for line in lines]
+    assert {word for word, _ in docker} <= DOCKER
+    assert re.fullmatch(r"FROM \S+:[0-9]\S*", lines[0])  # a version, not the latest
+    assert all("--no-cache-dir" in text for _, text in docker if "pip install" in text)
+    assert [text for word, text in docker if word == "USER"] == ["fednmap"]
+    assert all(text.startswith("/") for word, text in docker if word == "WORKDIR")
+
+    compose = yaml.safe_load((app / "compose.yaml").read_text())
+    assert {key for key in compose if not key.startswith("x-")} == {"services", "volumes"}
+    make(app / "keys", [f"client-{i}" for i in range(3)], "superlink")
+    for service in compose["services"].values():
+        assert service.keys() <= COMPOSE - {"<<"}
+        assert set(service.get("depends_on", ())) <= compose["services"].keys()
+        assert service["restart"] == "unless-stopped"
+        assert all(re.fullmatch(r"127\.0\.0\.1:[0-9]+:[0-9]+", port) for port in service.get("ports", ()))
+        assert not unknown_options(service["command"], known_options)
+        for source, target, *mode in (volume.split(":") for volume in service["volumes"]):
+            assert source in compose["volumes"] or (app / source).exists() or source == "./data"
+            assert target.startswith("/")
+            assert mode in ([], ["ro"])
+
+    text = (app / "kubernetes.yaml").read_text()
+    secrets = dict(re.findall(r"kubectl create secret generic (\S+) (.*)", text))
+    for part in yaml.safe_load_all(text):
+        version, fields = KUBERNETES[part["kind"]]
+        assert part.keys() == {"apiVersion", "kind", "metadata", "spec"}
+        assert part["apiVersion"] == version
+        assert part["spec"].keys() <= fields
+        assert DNS_LABEL.fullmatch(part["metadata"]["name"])
+        if part["kind"] == "PersistentVolumeClaim":
+            assert QUANTITY.fullmatch(part["spec"]["resources"]["requests"]["storage"])
+        if part["kind"] != "Deployment":
+            continue
+        pod = part["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        assert container.keys() <= CONTAINER | {"volumeMounts"}
+        assert all(QUANTITY.fullmatch(v) for limits in container["resources"].values() for v in limits.values())
+        words = [*container["command"], *container.get("args", ())]
+        assert not unknown_options(words, known_options)
+        (secret,) = (v["secret"] for v in pod["volumes"] if "secret" in v)
+        assert 0o400 <= secret["defaultMode"] <= 0o777
+        given = re.findall(r"--from-file=(\S+)", secrets[secret["secretName"]])
+        held = {word.partition("=")[0].rpartition("/")[2] for word in given}
+        assert set(re.findall(r"/keys/([a-z0-9.-]+)", " ".join(words))) <= held
+
+
+def test_the_dashboard_shows_what_a_run_tells(tmp_path):
+    new.write(tmp_path / "my-app")
+    panels = json.loads((tmp_path / "my-app" / "grafana.json").read_text())["panels"]
+    Federation(tmp_path, rounds=1).start()
+    told = re.findall("^fednmap_[a-z_]+", watch.to_prometheus(RunFolder.open(tmp_path / "run")), re.MULTILINE)
+    expressions = " ".join(target["expr"] for panel in panels for target in panel["targets"])
+    asked = set(re.findall("fednmap_[a-z_]+", expressions))
+    assert len(asked) == 9
+    assert asked - {*told} == {"fednmap_epsilon"}  # without differential privacy
+    assert [panel["id"] for panel in panels] == list(range(1, len(panels) + 1))
+    places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}
+    assert len(places) == len(panels)
+    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in panels)
+
+
+def test_the_pages_own_model_fits_its_server(tmp_path, monkeypatch):
+    """The files that docs/flower.md shows, in an app that `new` has written."""
+    page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text(encoding="utf-8")
+    app = tmp_path / "my-federation"
+    new.write(app)
+    files = re.findall(r"```python\n# (my_federation/\w+\.py)\n(.*?)```", page, re.DOTALL)
+    assert len(files) == 3
+    for name, text in files:
+        (app / name).write_text(text)
+    monkeypatch.syspath_prepend(str(app))
+    parts = [importlib.import_module(f"my_federation.{name}") for name in ("model", "client_app", "server_app")]
+    for part in parts:
+        monkeypatch.delitem(sys.modules, part.__name__)
+    settings = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    settings |= {"penalty": "l1:0.001", "penalty-only": "weights", "eta-a": 1.0}
+    local = [parts[1].load(context(f"client-{i}", settings, tmp_path)) for i in range(3)]
+    assert sum(client.samples + len(client.test[1]) for client in local) == 1797
+    plan = plan_from(read(settings)[0], local[0].start, parts[0].network())
+    assert all(torch.equal(client.start, plan.start) for client in local)
+    assert plan.phi.value(torch.ones_like(plan.start)) == pytest.approx(0.001 * (64 * 32 + 32 * 10), rel=1e-5)
 
 
 def test_nothing_but_flowers_public_modules_is_imported():

@@ -203,7 +203,7 @@ def test_the_audit_says_what_was_clipped_and_noised(tmp_path):
         ({"dp-epsilon": 2.0, "dp-among": 2, "secagg": True, "rounds": 10}, r"give dp_noise = 6\.\d+, which 10 rounds"),
         (
             {"dp-noise": 1.0, "dp-among": 2, "secagg": True, "participation": 0.5, "sampler": "poisson"},
-            "sampling hides nobody from it",
+            "sampling adds no privacy against it",
         ),
         (
             {"dp-noise": 1.0, "dp-among": 2, "secagg": True, "patience": 3},

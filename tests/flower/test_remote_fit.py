@@ -150,7 +150,7 @@ def test_the_choice_of_lam_is_the_estimators(hospitals, family, cv, select, seca
     settings = {"family": family, "penalty": "l1", "select": select, "tol_absolute": TIGHT} | PLAIN[family][0]
     settings |= {} if cv is None else {"cv": cv}
     if secagg and cv == "leave-one-site-out":
-        with pytest.raises(InputError, match="tells the losses of single sites"):
+        with pytest.raises(InputError, match="reveals the losses of single sites"):
             fit(hospitals, secagg=True, **settings)
         return
     _, run = fit(hospitals, secagg=secagg, **settings)

@@ -14,8 +14,9 @@ from small import begin, small
 
 from fednmap.commands.show import sparkline, state
 from fednmap.measure import quantities, quantity
-from fednmap.report import coefficients, figures, report
+from fednmap.report import coefficients, report
 from fednmap.report.closing import closing_table, columns, rows
+from fednmap.report.page import curve_figure
 from fednmap.report.plots import comparison, plot
 from fednmap.report.progress import Bar, describe
 from fednmap.report.series import collect
@@ -95,7 +96,7 @@ def test_names_of_users_are_printed_as_they_are(tmp_path):
     shown = (f"metric {ODD}", "[/min]", f"title {ODD}, for label {ODD}", f"bar {ODD}", f"state {ODD}")
     assert [words for words in shown if words not in " ".join(out.split())] == []  # titles are wrapped
     comparison(folder, tmp_path / "plot.png")  # a formula $m^$ would be refused
-    drawn = json.dumps(figures.curves(collect([folder]))[0])
+    drawn = json.dumps(curve_figure(collect([folder]))[0])
     assert "&lt;i&gt;" in drawn
     assert "<i>" not in drawn
 
@@ -446,12 +447,12 @@ def test_in_a_browser(browser, large, tmp_path):
     assert drawn(browser) == 45  # what was hidden stays hidden
     last = browser.execute_script("const x = document.getElementById('curves').data[0].x; return x[x.length - 1]")
     assert last == pytest.approx(40)
-    press("psi, |F_nat|^2 linear")
+    press("linear axes")
     kinds = (
         "const l = document.getElementById('curves')._fullLayout; return [l.yaxis.type, l.yaxis2.type, l.yaxis3.type]"
     )
     until(lambda: browser.execute_script(kinds) == ["linear", "linear", "linear"])
-    press("psi, |F_nat|^2 log")
+    press("log axes")
     until(lambda: browser.execute_script(kinds) == ["log", "log", "linear"])
 
     def column(k):

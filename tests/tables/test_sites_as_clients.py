@@ -117,7 +117,7 @@ def test_columns_that_are_too_large_are_named(hospitals):
 
 
 REFUSED = [
-    ({"data": "digits", "model": "mlp:4", "intercept": True}, "mlp:4 has biases of its own"),
+    ({"data": "digits", "model": "mlp:4", "intercept": True}, "mlp:4 has its own biases"),
     ({"data": "digits", "model": "logistic", "standardize": True}, "digits holds pictures"),
     ({"data": "heart-disease", "model": "logistic", "penalty_only": "bias"}, "its intercept is never regularized"),
     ({"data": "digits", "weights": "rows"}, "weights is 'rows'; it must be 'clients' or 'samples'"),

@@ -53,19 +53,16 @@ class DenseKernel(Kernel):
         layers = dense_layers(function.module, sample) if function.plain else None
         return None if layers is None or function.frozen or function.half else cls(function, layers)
 
-    def value_and_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
-        return self._backpropagate(x, a, b, weight)
-
     def add_gradient(self, z: Tensor, x: Tensor, a: Tensor, b: Tensor, weight: Weight, scale: float) -> None:
         if z.stride(-1) == 1:
-            self._backpropagate(x, a, b, weight, z, scale)
+            self.value_and_gradient(x, a, b, weight, z, scale)
         else:
             super().add_gradient(z, x, a, b, weight, scale)
 
-    def _backpropagate(
+    def value_and_gradient(
         self, x: Tensor, a: Tensor, b: Tensor, weight: Weight, onto: Tensor | None = None, scale: float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        """The loss and its gradient.
+        """Return the loss and its gradient.
 
         onto: where `scale` times the gradient is added instead. May be x itself: a layer's weights are done with when
               their gradient comes.
