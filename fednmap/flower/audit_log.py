@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,6 +32,11 @@ WORDS = {
     "train.unmask": "secagg: shares to unmask",
 }
 """Kinds of messages, in words."""
+
+PLAIN = tuple(
+    f"fednmap.{room}" for room in ("flower.", "runs.", "simulation.", "algorithms.", "regularizers.", "names")
+)
+"""Modules whose InputErrors are about a message or a setting; the words of others, such as a user's, may show cells."""
 
 Settings = Callable[[Mapping[str, Any]], tuple[Config, FederationSettings]]
 Answer = Callable[[Message, Node], RecordDict]
@@ -85,7 +91,7 @@ def audited(answer: Answer, settings: Settings) -> Callable[[Message, Context], 
             node.config, node.federation = settings(context.run_config)
             content = answer(message, node)
         except Exception as error:
-            plain = type(error) is InputError  # about a message or a setting; the words of others may show cells
+            plain = type(error) is InputError and _module_of(error).startswith(PLAIN)
             said = error if plain else InputError(in_words(refusal(node.name, error)))
             _append(node, line | {"error": str(said)[:300]})
             raise said from None
@@ -99,6 +105,12 @@ def audited(answer: Answer, settings: Settings) -> Callable[[Message, Context], 
         return Message(content, reply_to=message)
 
     return handler
+
+
+def _module_of(error: Exception) -> str:
+    """The module that raised an error."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__"))
 
 
 def _append(node: Node, line: Mapping[str, Any]) -> None:

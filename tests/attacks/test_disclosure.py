@@ -442,7 +442,7 @@ class Leaking(Federation):
 @pytest.mark.parametrize(
     ("part", "kind"),
     [
-        ("load", InputError),
+        *((part, InputError) for part in ("load", "oracle", "loss")),
         *((part, kind) for part in ("load", "oracle", "loss") for kind in (ValueError, RuntimeError, SiteError)),
         *((part, ValueError) for part in ("gradient", "accuracy")),
     ],
