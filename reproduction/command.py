@@ -20,6 +20,7 @@ from fednmap.simulation.threads import machine
 SCALES = ("quick", "middle", "paper")
 NAMES = (
     *("nn", "nn-settings", "speedup-n", "speedup-q", "local-stepsize", "sensitivity", "mobilenet"),
+    "mobilenet-sparse",
     *("table", "flamby-heart", "flamby-tcga", "sampling", "tuned-steps", "network-memory", "rates", "all"),
 )
 

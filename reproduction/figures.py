@@ -24,6 +24,7 @@ FIGURES: dict[str, Figure] = {
     "local-stepsize": local_stepsize.FIGURE,
     "sensitivity": sensitivity.FIGURE,
     "mobilenet": mobilenet.FIGURE,
+    "mobilenet-sparse": mobilenet.SPARSE,
     "table": table1.FIGURE,
     "flamby-heart": flamby.HEART,
     "flamby-tcga": flamby.TCGA,

@@ -129,15 +129,13 @@ def untrained(curve: Curve) -> Array:
 
 def _not_judged(of: dict[str, list[Curve]], metric: str) -> str:
     """Why a panel says nothing about the methods; empty if it does."""
-    if any(max(finals(c, "loss").values()) > TRAINED for c in of.values()):
-        return f"a training loss is above {TRAINED:g}"
-    if metric == "loss":
-        return ""
     curve = of[METHODS[0]][0]
-    if curve.setting["l1"] * curve.setting["rounds"] < LARGE:
+    if metric != "loss" and curve.setting["l1"] * curve.setting["rounds"] < LARGE:
         return f"l1 times rounds is below {LARGE:g}, so the initial weights still shrink"
-    close = abs(float(untrained(curve)[-1]) - curve.final("hoyer", share=0)) <= APART
-    return f"soft-thresholding without data gives the same sparsity to {APART:g}" if close else ""
+    if metric != "loss" and abs(float(untrained(curve)[-1]) - curve.final("hoyer", share=0)) <= APART:
+        return f"soft-thresholding without data gives the same sparsity to {APART:g}"
+    trained = all(max(finals(c, "loss").values()) <= TRAINED for c in of.values())
+    return "" if trained else f"a training loss is above {TRAINED:g}"
 
 
 def judge(curves: list[Curve]) -> Verdict:
@@ -152,6 +150,8 @@ def judge(curves: list[Curve]) -> Verdict:
             values = {m: finals(c, metric) for m, c in of.items()}
             ratios = [compare(values["FedNMap"], values[m]) for m in methods[1:]]
             text = "; ".join(f"{m} {number(v)}" for m, v in values.items())
+            if metric == "hoyer":
+                text += f"; without data {float(untrained(of[METHODS[0]][0])[-1]):.3f}"
             effect = "; ".join(f"{ratio} of {m}'s" for m, ratio in zip(methods[1:], ratios, strict=True))
             reason = _not_judged(of, metric)
             claims.append(

@@ -36,17 +36,17 @@ END = re.compile(r"(?<=[.!?])[)\"*_]*\s+")
 ABBREVIATION = re.compile(r"\b(e\.g|i\.e|et al|cf|vs|Eq|Sec)\.")
 
 EXACT = re.compile(r"\$\$.*?\$\$|\$[^$]+\$|`[^`]*`|^ *>>>.*?(?=\n\s*\n|\Z)|::\n.*?(?=\n\S|\Z)", re.M | re.S)
-FORMULA = re.compile(r"\|\w+\|_?\d?|\w\^|\w_\w\b(?= [=<>+])|[\w)] (?:<=|>=|<|>|=) [\w(|-]|\b(?:argmin|sum)_\w")
+FORMULA = re.compile(r"\|\w+\|_?\d?|\w\^|\w_\w\b(?= [=<>+])|[\w)] (?:<=|>=|<|>|=) (?:[\d(|-]|\w\b)|\b(?:argmin|sum)_\w")
 STUMBLE = re.compile(
     r"\b(anew|besides?|told|tells?|by hand|hands?|handed|at once|of (?:its|their|his|a|one's) own|whom|goe?s? on|hear|"
     r"side by side|lives?|fewer of what|asked for by|is due|was due|heard|believe[sd]?|at hand|come by|said once)\b"
 )
 VERB = re.compile(
-    r"(Add|Apply|Ask|Build|Call|Check|Choose|Compare|Compute|Copy|Count|Create|Cut|Delete|Describe|Download|Draw|Encode|"
+    r"(Add|Apply|Ask|Build|Call|Check|Choose|Compare|Compute|Copy|Count|Create|Cut|Delete|Describe|Download|Encode|"
     r"Decode|Estimate|Evaluate|Export|Find|Fit|Forget|Format|Generate|Give|Keep|Load|Make|Map|Measure|Merge|Number|Open|"
     r"Pack|Parse|Plan|Plot|Predict|Print|Put|Raise|Read|Receive|Record|Refuse|Remove|Repeat|Replace|Report|Restore|Return|"
     r"Run|Save|Score|Select|Send|Set|Share|Show|Simulate|Solve|Split|Start|Stop|Store|Sum|Take|Test|Train|Transform|Tune|"
-    r"Turn|Unpack|Update|Use|Warn|Write|Yield)\b"
+    r"Turn|Unpack|Update|Use|Warn|Sort|Close|Draw|Write|Yield)\b"
 )
 
 
@@ -133,7 +133,7 @@ def lacks(thing: Any) -> Iterator[str]:
     if not inspect.isclass(thing) and "raise " in inspect.getsource(thing) and not re.search("[Rr](aise|efuse)", text):
         yield "raises"
     made_by_others = inspect.isclass(thing) and (inspect.isabstract(thing) or issubclass(thing, (tuple, Exception)))
-    if not made_by_others and ">>>" not in text and "." not in thing.__qualname__:
+    if not made_by_others and not re.search(">>>|returns it", text) and "." not in thing.__qualname__:
         yield "no example"
 
 

@@ -85,7 +85,7 @@ def delays_of(spec: str, slowdown: str | None, n: int | None, seed: int) -> Dela
 
 
 def factors(spec: str | None, n: int | None, seed: int = 0) -> Values:
-    """Return the factor of each client: `lognormal:SIGMA`, or as many numbers as clients; ones without a spec."""
+    """Return the factor of each client from `lognormal:SIGMA`, n numbers, or nothing (ones); else raise InputError."""
     if spec is None:
         return np.ones(n or 1)
     name, _, text = spec.strip().partition(":")
@@ -121,7 +121,7 @@ def _numbers(spec: str, name: str, text: str) -> tuple[float, ...]:
 
 
 def trace(path: Path, n: int | None = None) -> list[list[float]]:
-    """Read delays from a file: a line per client, or one for all n."""
+    """Read delays from a file: a line per client, or one for all n; other files raise InputError."""
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
         rows = [[float(word) for word in line.replace(",", " ").split()] for line in lines]

@@ -199,8 +199,8 @@ def FedBuff(
     """Return FedBuff: the mean of a buffer of stale changes, as if they were fresh.
 
     Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek and Huba, Federated Learning with Buffered Asynchronous Aggregation,
-    AISTATS 2022, Algorithm 1: w = w - eta_g (1/K) sum of K changes; eta_g is `eta_s` of the method. With a regularizer
-    use FedMiD, whose local steps are proximal. discount=0.5 is the paper's staleness scaling.
+    AISTATS 2022, Algorithm 1: w moves by eta_g times the mean of K changes; eta_g is `eta_s` of the method. With a
+    regularizer use FedMiD, whose local steps are proximal. discount=0.5 is the paper's staleness scaling.
 
     >>> FedBuff(buffer=5, delays="exponential").name
     'FedAvg'
@@ -211,7 +211,9 @@ def FedBuff(
 def FedAsync(
     method: Algorithm | None = None, *, mixing: float = 0.6, discount: float = 0.5, **options: Any
 ) -> Asynchronous:
-    """Return FedAsync: w = (1 - a) w + a w_i after every reply, with a = mixing (1 + staleness)^-discount.
+    r"""Return FedAsync: $w = (1 - a) w + a w_i$ after every reply.
+
+    Here $a = \text{mixing} \, (1 + \text{staleness})^{-\text{discount}}$.
 
     Xie, Koyejo and Gupta, Asynchronous Federated Optimization, 2019, Algorithm 1 with the polynomial weight. Their
     local problem has a proximal term, as FedProx has. The method's eta_s must be 1.
@@ -223,7 +225,7 @@ def FedAsync(
 
 
 def rule_of(spec: str) -> dict[str, Any]:
-    """Return when the server steps, by name: `all`, `buffer:K`, `window:TIME`, or `deadline:TIME`.
+    """Return when the server steps: `all`, `buffer:K`, `window:TIME` or `deadline:TIME`; for others raise InputError.
 
     >>> rule_of("window:2"), rule_of("all")
     ({'window': 2.0}, {})
@@ -239,15 +241,16 @@ def rule_of(spec: str) -> dict[str, Any]:
 
 
 def safe_step(smoothness: float, staleness: int, *, largest: float | None = None, rho: float = 0.0) -> float:
-    """Return the largest server step eta_hat = Q eta_s eta_a for which the theorem of docs/asynchronous.md holds.
+    r"""Return the largest server step $\hat\eta = Q \eta_s \eta_a$ for which the theorem of docs/asynchronous.md holds.
 
     smoothness: the mean of the clients' L_i, at least the smoothness of f.
     staleness:  S, the most versions that a counted reply is late, as the setting `staleness` ensures it.
     largest:    the largest L_i; default: all are `smoothness`.
     rho:        the weak convexity of phi.
 
-    With gamma = eta_hat, Q = 1, exact gradients, every client at work and no reply lost, psi then falls to a stationary
-    point in any order of replies. It is a worst case: without a bound on staleness, and on average, larger steps work.
+    With $\gamma = \hat\eta$, one local step, exact gradients, every client at work and no reply lost, $\psi$ then falls
+    to a stationary point in any order of replies. Numbers out of range raise InputError. It is a worst case: without a
+    bound on staleness, and on average, larger steps work.
 
     >>> safe_step(1.0, staleness=0), round(safe_step(1.0, staleness=5), 4)
     (0.4, 0.0444)

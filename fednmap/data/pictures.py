@@ -16,12 +16,7 @@ from fednmap.data import cache
 from fednmap.data.dataset import Dataset
 from fednmap.names import InputError
 
-IDX_FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
+IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 # md5 of the four files, packed as published and unpacked; reading checks the latter, so that a copy that
 # somebody packed again is as good as the original.
@@ -38,10 +33,7 @@ FASHION_MNIST = (
     ("bb300cfdad3c16e7a12a480ee83cd310", "15d484375f8d13e6eb1aabb0c3f46965"),
 )
 ADDRESSES = {
-    "mnist": (
-        "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        "https://storage.googleapis.com/cvdf-datasets/mnist/",
-    ),
+    "mnist": ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
     "fashion-mnist": ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
 }
 

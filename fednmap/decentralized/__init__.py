@@ -46,7 +46,7 @@ DECENTRALIZED: dict[str, type[DecentralizedAlgorithm]] = {
 
 
 def method(name: str) -> type[Algorithm] | type[DecentralizedAlgorithm]:
-    """Return the method called `name`, with a server or without, or one of the user's own, package.module:Name."""
+    """Return a method by name, with a server or without, or your own, package.module:Name; else raise InputError."""
     known: dict[str, type[Algorithm] | type[DecentralizedAlgorithm]] = {**ALGORITHMS, **DECENTRALIZED}
     if not is_code(name, known):
         return choose("algorithm", name, known)

@@ -45,12 +45,14 @@ class DecentralizedTraits:
 
 
 class DecentralizedAlgorithm(ABC):
-    """A method of nodes on a graph: frozen hyper-parameters and pure functions of what one node holds.
+    r"""A method of nodes on a graph: frozen hyper-parameters and pure functions of what one node holds.
 
-    A round of node i, with W doubly stochastic and W_ij > 0 only for its neighbours j and itself::
+    A round of node i, with W doubly stochastic and positive only for its neighbours and itself:
 
-        m_i, kept_i = message(state_i, g_i)           its gradient, and what it sends
-        state_i = update(kept_i, sum_j W_ij m_j)      its new state from the mix of messages
+    $$
+    & m_i, \text{kept}_i = \text{message}(\text{state}_i, g_i) \\
+    & \text{state}_i = \text{update}(\text{kept}_i, \textstyle\sum_j W_{ij} m_j)
+    $$
 
     A subclass declares NamedTuples of tensors for its state, its message and what it keeps meanwhile. Both functions
     are written for one node; given stacked states (k, p) the same lines run k nodes. All nodes begin alike.

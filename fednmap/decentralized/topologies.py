@@ -28,9 +28,9 @@ MIXES = 1e-9  # a smaller spectral gap is none
 
 
 class Topology(ABC):
-    """n nodes and, for every round t, a doubly stochastic matrix W: node i takes W_ij of what node j sends.
+    """n nodes and, for every round t, a doubly stochastic matrix W: node i takes $W_{ij}$ of what node j sends.
 
-    W_ij = 0 where j sends nothing to i. The matrix is in float64 and on the CPU, whatever the messages are in.
+    It is 0 where j sends nothing to i. The matrix is in float64 and on the CPU.
     """
 
     n: int
@@ -73,7 +73,7 @@ class Graph(_Numbered):
 
 @dataclass(frozen=True)
 class Ring(Graph):
-    """Each node and the next, the last and the first. Gap O(1/n^2).
+    """Each node and the next, the last and the first. Gap $O(1/n^2)$.
 
     >>> Ring(4).edges()
     [(0, 1), (0, 3), (1, 2), (2, 3)]
@@ -139,7 +139,7 @@ class Star(Graph):
 
 @dataclass(frozen=True)
 class Complete(Graph):
-    """Everybody and everybody else: W = 1/n, one round makes all agree. Gap 1.
+    """All pairs of nodes: $W_{ij} = 1/n$, and all agree after one round. Gap 1.
 
     >>> Complete(3).edges()
     [(0, 1), (0, 2), (1, 2)]
@@ -191,11 +191,11 @@ class UndirectedExponential(Graph):
 
 @dataclass(frozen=True)
 class Exponential(_Numbered):
-    """Each node receives from those 1, 2, 4, ... places on, and does not send to them: directed. Gap O(1/log n).
+    r"""A directed graph: each node receives from those 1, 2, 4, ... places on. Gap $O(1/\log n)$.
 
-    W_ij = 1 / (1 + number of hops) for j = i, i + 1, i + 2, i + 4, ... mod n: doubly stochastic, as each node sends
-    to as many as it receives from, but not symmetric. Reference: Ying, Yuan, Chen, Hu, Pan and Yin, Exponential Graph
-    is Provably Efficient for Decentralized Deep Training, 2021.
+    $W_{ij} = 1 / (1 + \text{number of hops})$ for $j = i, i + 1, i + 2, i + 4, \dots \bmod n$: doubly stochastic, as
+    each node sends to as many as it receives from, but not symmetric. Reference: Ying, Yuan, Chen, Hu, Pan and Yin,
+    Exponential Graph is Provably Efficient for Decentralized Deep Training, 2021.
 
     >>> Exponential(4).weights(0)[0].tolist() == [1 / 3, 1 / 3, 1 / 3, 0]
     True
@@ -210,9 +210,9 @@ class Exponential(_Numbered):
 
 @dataclass(frozen=True)
 class OnePeer(_Numbered):
-    """In round t each node receives from one other, 2^(t mod log2 n) places on, and takes half of what it sends.
+    r"""One neighbour in each round t, $2^{t \bmod \log_2 n}$ places on, whose message counts half.
 
-    After log2(n) rounds, n a power of two, everybody holds the exact mean: one message per node and round. Not
+    After $\log_2 n$ rounds, n a power of two, all nodes hold the exact mean: one message per node and round. Not
     symmetric, and another W in every round. Reference: as for Exponential.
 
     >>> OnePeer(4).weights(1)[0].tolist()
@@ -335,7 +335,7 @@ class Lossy(Topology):
 
 
 def from_file(n: int, path: str) -> Topology:
-    """Links or weights of your own, file:PATH: lines `i j` for a link of nodes 0 to n - 1, or n lines of n weights."""
+    """Return the topology in a file: lines `i j`, a link of nodes from 0, or n lines of n weights; else InputError."""
     what, rows = f"topology file:{path}", []
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -410,7 +410,7 @@ def fingerprint(spec: str) -> str:
 
 
 def metropolis(n: int, edges: Iterable[Edge]) -> Tensor:
-    """W_ij = 1 / (1 + max(degree i, degree j)) for neighbours, the rest of each row on its diagonal.
+    r"""Return $W_{ij} = 1 / (1 + \max(\deg i, \deg j))$ for neighbours, the rest of each row on its diagonal.
 
     Symmetric and doubly stochastic, with a positive diagonal: all eigenvalues but one lie within (-1, 1) if the graph
     is connected. Reference: Xiao, Boyd and Kim, Distributed average consensus with least-mean-square deviation, 2007.

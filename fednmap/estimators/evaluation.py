@@ -63,7 +63,7 @@ UNKNOWN = Interval(math.nan, math.nan, math.nan)
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Measures of predictions of rows that the model has not seen.
+    """Measures of predictions of rows that the model has not seen; `evaluate` returns it.
 
     auc:               of two classes: the area under the ROC curve, with DeLong's interval.
     concordance:       of a Cox model: Harrell's, of pairs within a site and stratum; its error is the infinitesimal
@@ -96,7 +96,7 @@ class Evaluation:
         return DataTable(("measure", "value", "low", "high"), rows)
 
     def plot(self, file: str | Path) -> None:
-        """Draw the calibration curve, and the ROC curve of two classes."""
+        """Draw the calibration curve, and the ROC curve of two classes; without rows InputError is raised."""
         if self.calibration_curve is None:
             raise InputError(f"expected a model of rows, got {self.family}: it has no calibration curve to draw")
         with picture(file, 1, 2 if self.roc else 1, (8.0 if self.roc else 4.2, 4.0)) as (_, axes):
@@ -130,7 +130,7 @@ def evaluate(
     cv:   None: X and y are rows that the model has not seen. A number of folds, "leave-one-site-out", a splitter or
           pairs: they are the rows of the fit, and each is predicted by a model of the same lam without its fold.
     grid: ascending predictions between which rows are counted together, the same at all sites; a number stands for so
-          many equal intervals from 0 to 1, for classes. None: every distinct prediction, which is exact and shows them.
+          many equal intervals from 0 to 1, for classes. None: every distinct score, which is exact and shows them.
 
     Intervals assume that weights count equal rows. Raises InputError for three or more classes and ordered labels.
 
@@ -166,16 +166,17 @@ def evaluate(
         part = np.zeros(len(y)) if stratum is None else np.unique(stratum, return_inverse=True)[1]
         return _of_times(kind, scores, y[:, :3], weight, where.of_row, part, level)
     assert isinstance(kind, Family)
-    mean = expected(kind, scores, constants)
     if isinstance(grid, int | np.integer):
         if kind.name not in CLASSES or grid < 2:
             raise InputError(f"expected a grid of predictions, ascending, got {grid}; a number is for classes, from 2")
         grid = np.linspace(0, 1, int(grid) + 1)[1:-1].tolist()
-    edges = np.unique(mean) if grid is None else np.asarray(grid, float)
-    if edges.ndim != 1 or not len(edges) or not bool((np.diff(edges) > 0).all()):
+    # not by predictions: how one is rounded depends on its place in the array, and far out all are 1
+    known = np.unique(scores) if grid is None else None
+    edges = expected(kind, known, constants) if known is not None else np.asarray(grid, float)
+    if edges.ndim != 1 or not len(edges) or (known is None and not bool((np.diff(edges) > 0).all())):
         raise InputError("expected a grid of ascending predictions, such as np.linspace(0.01, 0.99, 99)")
     each = (where.of_row == k for k in range(len(where)))
-    sums = np.sum([site_sums(kind, scores[r], y[r], weight[r], edges, constants) for r in each], 0)
+    sums = np.sum([site_sums(kind, scores[r], y[r], weight[r], edges, constants, known) for r in each], 0)
     return from_sums(kind, sums, edges, constants, level)
 
 
@@ -207,11 +208,22 @@ def _between_machines(model: Federated, rows: Rows, folds: list[Fold], level: fl
     return from_sums(kind, told.reshape(5, -1), edges, vars(model).get("constants_", ()), level)
 
 
-def site_sums(kind: Response, scores: Floats, y: Floats, weight: Floats, grid: Floats, constants: Any = ()) -> Floats:
+def site_sums(
+    kind: Response,
+    scores: Floats,
+    y: Floats,
+    weight: Floats,
+    grid: Floats,
+    constants: Any = (),
+    known: Floats | None = None,
+) -> Floats:
     """Return what a site sends, (5, len(grid) + 1): of the rows whose prediction is in (grid[k - 1], grid[k]] their
-    number, and the sums of y, of its squares, of predictions and of scores."""
-    mean = expected(kind, scores, constants)
-    place, size = np.searchsorted(grid, mean), len(grid) + 1
+    number, and the sums of y, of its squares, of predictions and of scores.
+
+    known: the scores that have these predictions, where they and not the predictions are counted.
+    """
+    mean, size = expected(kind, scores, constants), len(grid) + 1
+    place = np.searchsorted(grid, mean) if known is None else np.searchsorted(known, scores)
     return np.stack([np.bincount(place, weight * v, size) for v in (np.ones(len(y)), y, y * y, mean, scores)])
 
 

@@ -27,7 +27,7 @@ SHOWN = 9  # columns of a forest plot by default: those with the smallest p of C
 
 @dataclass(frozen=True, eq=False)
 class Heterogeneity:
-    """Estimates of every column's coefficient by site and together; NaN where a site cannot estimate it.
+    """Estimates of each coefficient by site and jointly, NaN where a site has none; `heterogeneity()` returns it.
 
     fixed:  the mean of the sites' estimates, weighted by 1 / error^2; random: by 1 / (error^2 + tau2), tau2 by
             DerSimonian and Laird.

@@ -35,7 +35,7 @@ FEWEST_SITES = 3  # of which samples can be drawn
 
 @dataclass(frozen=True, eq=False)
 class Inference:
-    """Estimates with their standard errors, on the scale of the given columns; the intercept last, where there is one.
+    """Estimates and standard errors in units of the columns, the intercept last; `inference()` returns it.
 
     estimate: the maximum-likelihood estimates of the unpenalised model with all columns, also after a penalised fit.
               An aliased column, a linear combination of those before it, has NaN (NA in R), and the others are those of
@@ -124,7 +124,7 @@ class Inference:
 
 @dataclass(frozen=True, eq=False)
 class Bootstrap:
-    """Coefficients of fits to sites drawn with replacement, on the scale of the given columns."""
+    """Coefficients of fits to sites drawn with replacement, in units of the columns; `bootstrap()` returns it."""
 
     names: tuple[str, ...]
     estimate: Floats

@@ -31,6 +31,7 @@ from fednmap.estimators.stability import stability
 from fednmap.estimators.survival import concordance, proportional_hazards
 from fednmap.names import InputError
 from fednmap.problems import Cox
+from fednmap.problems.cox import coarse
 from fednmap.problems.families import (
     LITTLE,
     Bernoulli,
@@ -158,7 +159,7 @@ class _RowModel(FederatedModel):
 
 @dataclass(eq=False, repr=False)
 class FederatedGLM(_RowModel):
-    r"""Fit a generalised linear model to rows that lie at several sites, exactly: mean loss + lam penalty(b).
+    r"""A generalised linear model of rows at several sites, fitted exactly: mean loss + lam penalty(b).
 
     $$\min_{b, c} \sum_i w_i f_i(b, c) + \lambda\,\varphi(b),$$
 
@@ -219,7 +220,7 @@ class FederatedGLM(_RowModel):
 
 @dataclass(eq=False, repr=False)
 class FederatedLogisticRegression(_RowModel, AnyPenalty):
-    """Fit a logistic regression, binary or multinomial: mean log-loss + lam penalty.
+    """Logistic regression, binary or multinomial: mean log-loss + lam penalty.
 
     With standardize=False it is scikit-learn's LogisticRegression with C = 1 / (N lam): penalty="l1", "ridge" (its l2)
     or "elastic-net". The union of the sites' labels are the classes; a site may lack some. Other parameters: see
@@ -236,7 +237,7 @@ class FederatedLogisticRegression(_RowModel, AnyPenalty):
 
 @dataclass(eq=False, repr=False)
 class FederatedLasso(_RowModel):
-    r"""Fit a linear regression with an l1 penalty, as scikit-learn's Lasso(alpha=lam).
+    r"""Linear regression with an l1 penalty, as scikit-learn's Lasso(alpha=lam).
 
     $$\min_{b, c} \frac{1}{2N} \lVert y - X b - c \rVert^2 + \lambda \lVert b \rVert_1.$$
 
@@ -263,7 +264,7 @@ class FederatedLasso(_RowModel):
 
 @dataclass(eq=False, repr=False)
 class FederatedElasticNet(_RowModel):
-    r"""Fit a linear regression with an elastic net, as scikit-learn's ElasticNet(alpha=lam).
+    r"""Linear regression with an elastic net, as scikit-learn's ElasticNet(alpha=lam).
 
     The penalty is $\lambda (r \lVert b \rVert_1 + (1 - r) \lVert b \rVert^2 / 2)$; $r$ is l1_ratio. The other
     parameters are those of `FederatedLasso`.
@@ -278,7 +279,7 @@ class FederatedElasticNet(_RowModel):
 
 @dataclass(eq=False, repr=False)
 class FederatedLinearRegression(_RowModel, AnyPenalty):
-    """Fit least squares, unpenalised unless a penalty is named; see `FederatedGLM` for penalty, lam and groups."""
+    """Least squares, unpenalised unless a penalty is named; see `FederatedGLM` for penalty, lam and groups."""
 
     penalty: str | Regularizer = "none"
     _kind = Gaussian
@@ -286,7 +287,7 @@ class FederatedLinearRegression(_RowModel, AnyPenalty):
 
 @dataclass(eq=False, repr=False)
 class FederatedPoissonRegressor(_RowModel, AnyPenalty):
-    r"""Fit a Poisson regression of counts with a log link: mean half deviance + lam penalty.
+    r"""Poisson regression of counts with a log link: mean half deviance + lam penalty.
 
     Half the deviance of a row with score $s$ is $e^s - y s + y \log y - y$.
 
@@ -299,7 +300,7 @@ class FederatedPoissonRegressor(_RowModel, AnyPenalty):
 
 @dataclass(eq=False, repr=False)
 class FederatedNegativeBinomialRegressor(_RowModel, AnyPenalty):
-    """Fit a regression of counts that vary more than Poisson's: mean $m = e^s$, variance $m + d m^2$.
+    """Negative binomial regression of counts that vary more than Poisson's: mean $m = e^s$, variance $m + d m^2$.
 
     $s$ is the score. The dispersion $d$ is estimated with the coefficients, by maximum likelihood, as in MASS::glm.nb,
     whose theta is $1 / d$. A ConvergenceWarning says that counts do not vary more than Poisson's. See `FederatedGLM`
@@ -316,7 +317,7 @@ class FederatedNegativeBinomialRegressor(_RowModel, AnyPenalty):
 
 @dataclass(eq=False, repr=False)
 class FederatedGammaRegressor(_RowModel, AnyPenalty):
-    r"""Fit a Gamma regression of positive numbers, such as costs, with a log link: mean half deviance + lam penalty.
+    r"""Gamma regression of positive numbers, such as costs, with a log link: mean half deviance + lam penalty.
 
     Half the deviance of a row with score $s$ is $y e^{-s} + s - \log y - 1$. With penalty="ridge" and standardize=False
     it is scikit-learn's GammaRegressor(alpha=lam). See `FederatedGLM` for the parameters.
@@ -327,7 +328,7 @@ class FederatedGammaRegressor(_RowModel, AnyPenalty):
 
 @dataclass(eq=False, repr=False)
 class FederatedBinomialRegressor(_RowModel, AnyPenalty):
-    """Fit a logistic regression of counts: y has two columns, successes and trials.
+    """Logistic regression of counts: y has two columns, successes and trials.
 
     The fit is that of one row per trial: mean log-loss of trials + lam penalty. One column is a share of successes,
     whose trials are sample_weight. `predict` is the probability of a success. See `FederatedGLM` for the parameters.
@@ -343,7 +344,7 @@ class FederatedBinomialRegressor(_RowModel, AnyPenalty):
 
 @dataclass(eq=False, repr=False)
 class FederatedOrdinalRegression(ClassifierMixin, AnyPenalty):  # type: ignore[misc]
-    r"""Fit proportional odds to ordered labels, as MASS::polr.
+    r"""Proportional odds of ordered labels, as MASS::polr.
 
     The log-odds of $y > k$ are $\langle b, x \rangle - \theta_k$.
 
@@ -388,7 +389,7 @@ class FederatedOrdinalRegression(ClassifierMixin, AnyPenalty):  # type: ignore[m
 
 @dataclass(eq=False, repr=False)
 class FederatedHuberRegressor(_RowModel):
-    r"""Fit a linear regression that outliers do not move: Huber's loss, with the scale $\sigma$ fitted too (`scale_`).
+    r"""Linear regression that is robust against outliers: Huber's loss, with the scale $\sigma$ fitted too (`scale_`).
 
     The loss of a row with residual $r$ is $\sigma + \sigma H(r / \sigma)$, where $H(u) = u^2$ up to $\epsilon$ and
     $2 \epsilon |u| - \epsilon^2$ beyond; as scikit-learn's HuberRegressor, whose alpha is N lam / 2 with
@@ -459,14 +460,14 @@ class FederatedCoxRegression(AnyPenalty):
         name = str(self.sites_[0]) if site is None else str(site)
         if name not in self.sites_:
             raise InputError(f"unknown site {name!r}; the model knows {', '.join(self.sites_)}")
-        stratum, moments = self._parts(X)[3], np.asarray(times, float)
+        stratum, moments = self._parts(X)[3], coarse(np.asarray(times, float))
         cumulative = np.empty((len(scores), len(moments)))
         for label in [None] if stratum is None else np.unique(stratum):
             key = name if label is None else (name, str(label))
             if key not in self.baseline_:
                 raise InputError(f"site {name!r} has no row of stratum {label!r}; leave such rows out")
             known, hazard = self.baseline_[key]
-            places = np.searchsorted(known, moments, "right")
+            places = np.searchsorted(coarse(known), moments, "right")
             cumulative[slice(None) if label is None else stratum == label] = np.concatenate([[0.0], hazard])[places]
         survival: Floats = np.exp(-np.exp(scores)[:, None] * cumulative)
         return survival

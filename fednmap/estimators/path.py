@@ -28,7 +28,7 @@ LARGEST = 1e12  # of the values of lam that are tried
 
 @dataclass(frozen=True, eq=False)
 class RegularizationPath:
-    """Models at decreasing lam, on the scale of the given columns."""
+    """Models at decreasing lam, in units of the columns; `path()` returns it."""
 
     lambdas: Floats
     coefs: Floats

@@ -143,11 +143,11 @@ class Layout:
         """phi on the coefficients, the intercepts left alone, constants kept positive."""
         if isinstance(phi, Zero) and not self.constants:
             return phi
-        parts: list[tuple[slice, Regularizer]] = [(slice(0, self.end), phi)]
+        parts: list[tuple[slice, Regularizer]] = [(slice(0, self.end), phi)] if self.end else []
         if self.constants:
             size = len(self.start)
             parts.append((slice(size - self.constants, size), Box(self._least, float("inf"))))
-        return Separable(parts)
+        return Separable(parts) if parts else Zero()
 
     def coefficients(self, x: Tensor) -> Floats:
         """(K, p), of the scaled columns."""

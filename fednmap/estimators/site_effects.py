@@ -41,7 +41,7 @@ ALIASED = 1e-11  # share of a column's square that varies within sites, below wh
 
 @dataclass(frozen=True, eq=False)
 class SiteEffects:
-    """The effects of each site, on the scale of the given columns: its coefficients are coef_ + deviation."""
+    """The effects of each site, in units of the columns: its coefficients are coef_ + deviation."""
 
     sites: tuple[str, ...]
     names: tuple[str, ...]
@@ -51,7 +51,7 @@ class SiteEffects:
     """(sites, columns)"""
 
     def table(self, coef: Any = None) -> DataTable:
-        """One row per column whose coefficient differs somewhere, one column per site; "shared" is given as `coef`."""
+        """Return a row per column whose coefficient differs somewhere, a column per site, and `coef` as "shared"."""
         some = np.flatnonzero(self.deviation.any(0))
         shared = np.zeros(len(self.names)) if coef is None else np.asarray(coef, float).reshape(-1)
         rows = [[self.names[j], float(shared[j]), *(shared[j] + self.deviation[:, j]).tolist()] for j in some]

@@ -17,7 +17,7 @@ from fednmap.report.data_table import DataTable
 
 @dataclass(frozen=True, eq=False)
 class Stability:
-    """Selection frequencies over halves of the rows."""
+    """Selection frequencies over halves of the rows; `stability()` returns it."""
 
     names: tuple[str, ...]
     frequency: Floats

@@ -13,6 +13,7 @@ from fednmap.estimators import rows as inputs
 from fednmap.estimators.rows import Floats
 from fednmap.names import InputError
 from fednmap.problems import Cox
+from fednmap.problems.cox import coarse, same_times
 from fednmap.report.data_table import DataTable
 from fednmap.tables.table import as_word, divide
 
@@ -22,7 +23,7 @@ ROUNDING = 1e-12  # variance of the log-rank test, relative to that of all event
 
 @dataclass(frozen=True, eq=False)
 class SurvivalCurves:
-    """Kaplan-Meier curves of groups, and the log-rank test of whether they are the same.
+    """Kaplan-Meier curves of groups, and the log-rank test of whether they are the same; `kaplan_meier` returns it.
 
     Arrays are (groups, times).
     """
@@ -51,7 +52,7 @@ class SurvivalCurves:
 
     def at(self, times: Any) -> Floats:
         """Return P(T > t) of each group at these times, (groups, times)."""
-        places = np.searchsorted(self.times, np.asarray(times, float), "right")
+        places = np.searchsorted(coarse(self.times), coarse(np.asarray(times, float)), "right")
         found: Floats = np.column_stack([np.ones(len(self.groups)), self.survival])[:, places]
         return found
 
@@ -74,7 +75,7 @@ def kaplan_meier(
     """
     if not 0 < level < 1:
         raise InputError(f"level is {level!r}; it must lie between 0 and 1, such as 0.95")
-    found = np.asarray(inputs.times_and_events(y), float)
+    found = np.array(inputs.times_and_events(y), float)
     if found.ndim != 2 or found.shape[1] not in (2, 3) or not np.isin(found[:, -1], (0, 1)).all():
         raise InputError("expected y with the columns time and event (1 or 0), or start, stop and event")
     where = divide(sites, len(found))
@@ -86,14 +87,15 @@ def kaplan_meier(
     labels = np.array(["all"] * len(found) if group is None else [as_word(v) for v in np.asarray(group).tolist()])
     if len(labels) != len(found):
         raise InputError(f"y has {len(found)} rows and group has {len(labels)}; give one of each row")
-    grid = np.unique(found[:, -2]) if times is None else np.asarray(times, float)
+    grid = np.unique(same_times(found[:, -2])) if times is None else np.asarray(times, float)
     if grid.ndim != 1 or not len(grid) or not bool((np.diff(grid) > 0).all()):
         raise InputError("expected times as ascending numbers, such as range(0, 365, 30)")
-    groups = np.unique(labels)
+    groups, places = np.unique(labels), coarse(grid)
+    found[:, :-1] = coarse(found[:, :-1])
     n, d = np.zeros((2, len(where), len(groups), len(grid)))
     for k in range(len(where)):
         for j, name in enumerate(groups):  # what a site sends
-            n[k, j], d[k, j] = _counts(found[(where.of_row == k) & (labels == name)], grid)
+            n[k, j], d[k, j] = _counts(found[(where.of_row == k) & (labels == name)], places)
     chi2, df = _log_rank(n if stratify else n.sum(0)[None], d if stratify else d.sum(0)[None])
     n, d = n.sum(0), d.sum(0)
     share = np.divide(d, n, out=np.zeros_like(d), where=n > 0)
@@ -140,10 +142,10 @@ def concordance_sums(scores: Floats, y: Floats, weight: Floats) -> Floats:
     y: time, event and perhaps the start of the time at risk.
     """
     right, pairs = np.zeros((2, len(y)))
-    time, event = y[:, 0], y[:, 1] == 1
+    time, start, event = coarse(y[:, 0]), coarse(y[:, 2:]), y[:, 1] == 1
     for i in np.flatnonzero(event):
         later = (time > time[i]) | ((time == time[i]) & ~event)
-        later &= y[:, 2] < time[i] if y.shape[1] > 2 else True
+        later &= (start < time[i]).all(1)
         difference, each = scores[i] - scores[later], weight[i] * weight[later]
         agree = each * ((difference > 0) + 0.5 * (difference == 0))
         right[later] += agree
@@ -171,7 +173,8 @@ def proportional_hazards(f: Cox, point: Floats, names: Any, y: Floats, transform
 
     def g(time: torch.Tensor) -> torch.Tensor:
         if transform == "km":  # 1 - S just before
-            before = np.concatenate([[1.0], curve.survival[0]])[np.searchsorted(curve.times, time.numpy(), "left")]
+            place = np.searchsorted(coarse(curve.times), coarse(time.numpy()), "left")
+            before = np.concatenate([[1.0], curve.survival[0]])[place]
             return torch.from_numpy(1 - before)
         return time.log() if transform == "log" else time
 

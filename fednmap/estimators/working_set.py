@@ -35,7 +35,7 @@ def solve(
     """
     k, d, p = len(phi.l1), len(f.start), f.columns
     l1 = np.broadcast_to(phi.l1, (k, f.end))
-    start, gamma = f.start.numpy(), 1 / float(f.diagonal.sum())
+    start, gamma = f.start.numpy(), min(1 / float(f.diagonal.sum()), phi.longest)
     g = f.gradient(f.start).numpy() if first is None else first
     x, earlier, sizes = np.repeat(start[None], k, 0), np.full((k, 2, 1), np.nan), np.full(k, np.inf)
     rounds, sent, total = np.ones(k, np.intp), np.full(k, 16 * d * len(f.sites)), 1

@@ -55,7 +55,8 @@ def save(module: Any, folder: Path | str) -> dict[str, int]:
         if a not in tensors:
             continue
         b = a.replace(A, B)
-        kept = _kept(tensors[a], tensors[b]) if len(_kept(tensors[a], tensors[b])) else torch.tensor([0])
+        kept = _kept(tensors[a], tensors[b])
+        kept = kept if len(kept) else torch.tensor([0])
         tensors[a], tensors[b] = tensors[a][kept].contiguous(), tensors[b][:, kept].contiguous()
         found[name] = config.rank_pattern[name] = len(kept)
         size = len(kept) ** 0.5 if config.use_rslora else len(kept)

@@ -84,11 +84,10 @@ def _shrink(before: Layer, between: list[nn.Module], after: Layer) -> None:
     if bool(drop.all()):
         drop[0] = False
     shift = outgoing[:, drop & constant].sum(2) @ value[drop & constant]
-    keep = ~drop
-    kept = outgoing[:, keep]
-    before.weight = nn.Parameter(before.weight[keep].clone())
+    kept = outgoing[:, ~drop]
+    before.weight = nn.Parameter(before.weight[~drop].clone())
     if before.bias is not None:
-        before.bias = nn.Parameter(before.bias[keep].clone())
+        before.bias = nn.Parameter(before.bias[~drop].clone())
     after.weight = nn.Parameter(kept.reshape(len(kept), -1, *after.weight.shape[2:]).clone())
     if bool((shift != 0).any()):
         after.bias = nn.Parameter(shift if after.bias is None else after.bias + shift)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -23,14 +24,17 @@ TIES = ("efron", "breslow")
 
 
 class Cox(ClientSum):
-    """f_i(x) = -(log partial likelihood of client i) / m_i, for times t_j, events d_j in {0, 1} and features a_j.
+    r"""Cox regression: $f_i$ is the negative log partial likelihood of client i, divided by its rows $m_i$.
 
-    Breslow:  the sum over events j of  log(sum of exp<a_k, x> over k with t_k >= t_j) - <a_j, x>
-    Efron:    the same, where the l-th of d tied events, l = 0 .. d - 1, counts l / d of the tied ones less in its sum.
+    With times $t_j$, events in {0, 1} and features $a_j$, by Breslow's rule $m_i f_i$ is
+
+    $$\sum_{j \text{ with event}} \log \sum_{k: t_k \ge t_j} e^{\langle a_k, x \rangle} - \langle a_j, x \rangle$$
+
+    By Efron's, in the inner sum of the l-th of d tied events (from 0) the tied ones count $1 - l / d$.
 
     data:    for each client a pair (features (m, d), targets (m, 2)): time and event of each row. A third column is
-             the start of the row's time at risk, so that it is in the risk sets of start < t <= time; a fourth one is a
-             stratum, and rows of one stratum alone are compared with each other.
+             the start of the row's time at risk, so that it is only in later risk sets, up to its time; a
+             fourth one is a stratum, and only rows of one stratum are compared with each other.
     weights: of the clients in f; "samples" makes f the whole log likelihood over all rows, divided by their number.
     sample_weights: what each row counts, in its own term and in the sums over risk sets: by Breslow's rule 2 is two
              equal rows; by Efron's the terms of tied events weigh what these weigh on average, as in R's survival.
@@ -347,6 +351,22 @@ def _dense(x: Tensor) -> Tensor:
     return x.to_dense() if is_sparse(x) else x
 
 
+def coarse(times: Any) -> Any:
+    """Return times in float64, rounded to 40 bits: 0.1 + 0.2 and 0.3 are one time, as in R's survival.
+
+    >>> coarse(0.1 + 0.2) == coarse(0.3)
+    True
+    """
+    large = (2.0**13 + 1) * times  # Veltkamp's splitting
+    return large - (large - times)
+
+
+def same_times(times: Any) -> Any:
+    """Return an array of times with the first one in place of all that are it but for rounding."""
+    _, first, place = np.unique(coarse(times), return_index=True, return_inverse=True)
+    return times.ravel()[first[place]].reshape(times.shape)
+
+
 def _by_time(data: ClientData, events_elsewhere: bool) -> tuple[ClientData, Tensor, list[list[int]]]:
     """The rows of each client by stratum, from the last time to the first, where they were, and the sizes of strata;
     other tables are refused."""
@@ -355,6 +375,10 @@ def _by_time(data: ClientData, events_elsewhere: bool) -> tuple[ClientData, Tens
         raise InputError(f"x has shape {tuple(x.shape)}; give one row of features per sample, shape (N, features)")
     if y.ndim != 2 or y.shape[1] not in (2, 3, 4):
         raise InputError(f"y has shape {tuple(y.shape)}; Cox needs a time and an event (0 or 1) per row, shape (N, 2)")
+    if y.dtype == torch.float64:
+        y, columns = y.clone(), [0, 2][: y.shape[1] - 1]
+        for target in y.split(data.sizes.tolist()):
+            target[:, columns] = torch.from_numpy(same_times(target[:, columns].cpu().numpy())).to(y)
     if y.shape[1] > 2 and bool((y[:, 2] >= y[:, 0]).any()):
         row = int((y[:, 2] >= y[:, 0]).nonzero()[0])
         raise InputError(f"expected start < time, got {float(y[row, 2]):g} and {float(y[row, 0]):g} in row {row}")
@@ -366,7 +390,7 @@ def _by_time(data: ClientData, events_elsewhere: bool) -> tuple[ClientData, Tens
         raise InputError("no event happened: every row is censored, and nothing can be learnt; give data with events")
     x = x if is_sparse(x) or x.is_floating_point() else x.to(torch.get_default_dtype())
     order, pieces = [], []
-    for start, (_, target) in zip(data.offsets.tolist(), data, strict=True):
+    for start, target in zip(data.offsets.tolist(), y.split(data.sizes.tolist()), strict=True):
         place = torch.argsort(target[:, 0], descending=True, stable=True)
         if y.shape[1] > 3:
             place = place[torch.argsort(target[place, 3], stable=True)]

@@ -133,9 +133,9 @@ class ClientSum(ABC):
 
 
 class FiniteSum(ClientSum):
-    """f_i(x) = mean_j loss(x; sample j of client i): addressed minibatches, and exact sums in bounded memory.
+    r"""A mean over samples, $f_i(x) = \mean_j \text{loss}(x; \text{sample } j)$, with minibatches and exact sums.
 
-    A subclass says what one weighted batch costs and what its gradient is.
+    A subclass computes the loss of one weighted batch and its gradient.
 
     batch_size: samples drawn for each local step; None for the exact gradient.
     seed:       decides the minibatches, with client, round and step.
@@ -344,9 +344,7 @@ def _held(data: ClientData) -> dict[str, Any]:
 
 
 def total(
-    value_and_gradient: Callable[..., tuple[Tensor, Tensor]],
-    x: Tensor,
-    batches: Iterable[Batch],
+    value_and_gradient: Callable[..., tuple[Tensor, Tensor]], x: Tensor, batches: Iterable[Batch]
 ) -> tuple[Tensor, Tensor]:
     """Sums over batches of values and gradients at x."""
     loss, gradient = x.new_zeros(()), torch.zeros_like(x)

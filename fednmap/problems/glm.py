@@ -32,7 +32,9 @@ Prepared = tuple[Design, Tensor, Tensor]
 
 
 class GLM(FiniteSum):
-    """f_i(x) = mean_j loss(eta_j, y_j), eta_j = <a_j, w> + c: x holds the coefficients w, then the intercept c.
+    r"""A generalised linear model, $f_i(x) = \mean_j \text{loss}(\eta_j, y_j)$, $\eta_j = \langle a_j, w \rangle + c$.
+
+    x holds the coefficients w, then the intercept c.
 
     family:    what a row costs: a `Family`, or its name: gaussian, logistic, multinomial, poisson, binomial, gamma,
                negative-binomial, ordinal, huber, scaled-huber.
@@ -380,7 +382,7 @@ def _times(curve: Tensor | None, bound: float | None, eta: Tensor) -> Tensor:
 
 
 class LeastSquares(GLM):
-    """f_i(x) = |A_i x - b_i|^2 / (2 m_i), for clients with m_i samples (A_i, b_i).
+    """Least squares $f_i(x) = |A_i x - b_i|^2 / (2 m_i)$, for clients with $m_i$ samples $(A_i, b_i)$.
 
     `GLM` with the family `Gaussian`; intercept and weights as there. Options: batch_size (None: exact gradients), seed,
     weights, sample_weights, minibatches, local_steps, see `FiniteSum`.
@@ -404,9 +406,11 @@ class LeastSquares(GLM):
 
 
 class Logistic(GLM):
-    """Binary, labels in {0, 1} or {-1, 1}: f_i(x) = mean_j log(1 + exp(-s_j <a_j, x>)), s_j = +-1, x in R^d.
+    r"""Logistic regression, binary or multinomial.
 
-    Multinomial, labels in {0, .., K-1}: f_i(X) = mean_j [logsumexp(X a_j) - (X a_j)_{y_j}], X in R^{K x d} flattened.
+    Binary, with labels $s_j$ in {0, 1} or {-1, 1}: $f_i(x) = \mean_j \log(1 + \exp(-s_j \langle a_j, x \rangle))$,
+    where 0 counts as -1. Multinomial, with labels $y_j$ in {0, ..., K - 1} and the matrix X of K vectors, flattened:
+    $f_i(X) = \mean_j (\text{logsumexp}(X a_j) - (X a_j)_{y_j})$.
 
     classes: K; None where the clients together hold every label. A client may lack some.
 

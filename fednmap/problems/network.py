@@ -38,7 +38,10 @@ ACTIVATION_BYTES = 64 << 20  # of the samples handled in one pass over all data
 
 
 class Network(FiniteSum):
-    """f_i(x) = mean_j loss(module_x(a_j), b_j): x holds the module's parameters, in the order of `named_parameters()`.
+    r"""A torch module and a loss: $f_i(x) = \mean_j \text{loss}(\text{module}_x(a_j), b_j)$.
+
+    x holds the module's parameters, in the order of `named_parameters()`.
+
 
     module: any torch.nn.Module; it is copied, its parameters are the start. Parameters with requires_grad=False stay
             as they are and are not part of x. A module in half precision computes in it; x, gradients and losses are
@@ -90,7 +93,10 @@ class Network(FiniteSum):
         autocast: torch.dtype | None = None,
     ) -> None:
         probe.check_kinds(module, loss)
-        _check_steps(accumulate, clip_norm, batch_size)
+        if not isinstance(accumulate, int) or accumulate < 1 or (accumulate > 1 and batch_size is None):
+            raise InputError(f"expected accumulate >= 1, and 1 without a batch_size, got {accumulate!r}")
+        if clip_norm is not None and not 0 < clip_norm < float("inf"):
+            raise InputError(f"expected clip_norm to be finite and above 0, or None, got {clip_norm!r}")
         rows = _rows(loss, data, batch_size)
         if batch_norm_layers(module):
             if batch_size is None:
@@ -329,13 +335,6 @@ def _counts(loss: Loss, rows: ClientData | Records) -> Tensor | None:
     return None if bool((found == found[0]).all()) and float(found[0]) > 0 else found
 
 
-def _check_steps(accumulate: int, clip_norm: float | None, batch_size: int | None) -> None:
-    if not isinstance(accumulate, int) or accumulate < 1 or (accumulate > 1 and batch_size is None):
-        raise InputError(f"expected accumulate >= 1, and 1 without a batch_size, got {accumulate!r}")
-    if clip_norm is not None and not 0 < clip_norm < float("inf"):
-        raise InputError(f"expected clip_norm to be finite and above 0, or None, got {clip_norm!r}")
-
-
 def _accumulated(g: Oracle, count: int, clip_norm: float | None) -> Oracle:
     """The mean of `count` minibatches' gradients, not longer than clip_norm."""
     if count == 1 and clip_norm is None:
@@ -345,11 +344,9 @@ def _accumulated(g: Oracle, count: int, clip_norm: float | None) -> Oracle:
         total: Tensor = g(x, q * count)
         for k in range(1, count):
             total = total + g(x, q * count + k)
-        if count > 1:
-            total = total / count
-        if clip_norm is None:
-            return total
-        length: Tensor = total.norm(dim=-1, keepdim=True)
-        return total * (clip_norm / length.clamp_min(clip_norm))
+        total = total / count
+        if clip_norm is not None:
+            total = total * (clip_norm / total.norm(dim=-1, keepdim=True).clamp_min(clip_norm))
+        return total
 
     return mean

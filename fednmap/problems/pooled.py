@@ -11,9 +11,11 @@ from fednmap.core import Oracle, Problem, ProblemInfo, info_of
 
 
 class Pooled:
-    """The same f as one client: its stochastic gradient is the mean of the clients' at one common point.
+    """The same f as one client: its stochastic gradient is the mean of those of all clients, on the same minibatches.
 
-    Sees the minibatches that the clients of `problem` would see.
+    >>> from fednmap.testing import heterogeneous
+    >>> Pooled(heterogeneous()).n
+    1
     """
 
     n = 1

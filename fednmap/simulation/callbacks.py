@@ -166,11 +166,7 @@ class _Function(Callback):
     """A function of the record as a callback."""
 
     def __init__(self, function: Callable[[Record], Any]) -> None:
-        self._function = function
-
-    def on_record(self, record: Record) -> Answer:
-        answer: Answer = self._function(record)
-        return answer
+        self.on_record = function  # type: ignore[method-assign, assignment]
 
 
 Listener = Callback | Callable[[Record], Any]
@@ -225,7 +221,7 @@ def final_reason(stops: Iterable[Callback], records: Iterable[Record]) -> Reason
 
 def name_of(callback: Callback) -> str:
     """Of its class, or of the function that it calls."""
-    inner = callback._function if isinstance(callback, _Function) else type(callback)
+    inner = callback.on_record if isinstance(callback, _Function) else type(callback)
     return str(getattr(inner, "__name__", "a callback"))
 
 

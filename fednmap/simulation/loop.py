@@ -271,21 +271,18 @@ def check_after(after: Round, n: int, server: State, initial: State, rounds: int
     if not isinstance(after, Round):
         raise InputError(f"expected a Round as after, got {kind(after)}; give `last` of a Result, say")
     if not same_kind(after.server, server) or not after.clients.fits(n, initial):
+        wanted, got = (
+            f"{count} clients and {type(state).__qualname__} of {str(state[0].dtype)[6:]} {tuple(state[0].shape)}"
+            for count, state in ((n, server), (after.clients.n, after.server))
+        )
         raise InputError(
-            f"expected a round of this run as after, with {n} clients and {type(server).__qualname__} of "
-            f"{_tensors(server)}, got {after.clients.n} clients and {type(after.server).__qualname__} of "
-            f"{_tensors(after.server)}; give the same method, problem and start"
+            f"expected a round of this run as after, with {wanted}, got {got}; give the same method, problem and start"
         )
     if rounds <= after.t + 1:
         raise InputError(
             f"expected rounds above the {after.t + 1} that are done, got {rounds}; it counts from the start of the "
             f"run: give rounds={after.t + 1 + max(rounds, 1)} for {max(rounds, 1)} more"
         )
-
-
-def _tensors(state: State) -> str:
-    first = next(iter(state))
-    return f"{str(first.dtype).removeprefix('torch.')} {tuple(first.shape)}"
 
 
 def first_point(problem: Problem, start: Tensor | None = None) -> Tensor:
@@ -380,6 +377,7 @@ class _Step:
         self, algorithm: Algorithm, t: int, server: State, clients: Clients, counted: Tensor, weight: float
     ) -> State:
         down, aggregator = algorithm.broadcast(server), self.pipeline.aggregator
+        individual = aggregator.needs_individual_uplinks
         rows: list[list[Tensor]] = []  # the uplinks of all clients, where the aggregator needs them
         tree = TreeSum(self.groups.sections, self.message, self.alone)
 
@@ -391,20 +389,19 @@ class _Step:
             g = self.oracle(ids, t)
             up, new = client_round(algorithm, self.pipeline, self.federation, t, ids, down, before, g)
             each = [v.expand(len(ids), *v.shape[-1:]) for v in up]  # a field that is the same for all comes unstacked
-            if aggregator.needs_individual_uplinks:
+            if individual:
                 return group, before, new, each
             weights = self.federation.each[ids]
             return group, before, new, [torch.matmul(weights.to(v), v) for v in each]
 
         with self.pool.map_in_order(work, self.groups(counted)) as results:
             for group, before, new, parts in results:
-                if not aggregator.needs_individual_uplinks:
+                if not individual:
                     tree.add(group.section, parts, group.last)
                 elif len(group.ids):
                     rows.append(parts)
                 clients.replace(group.ids, before, new)
         with one_thread():  # OpenMP threads spin after use and slow the next kernel
-            individual = aggregator.needs_individual_uplinks
             parts = [torch.cat(v) for v in zip(*rows, strict=True)] if individual else tree.total()
             up, share = aggregator.aggregate(self.federation, Received(t, counted, parts, weight))
             server = algorithm.aggregate(server, type(self.message)(*up), share)

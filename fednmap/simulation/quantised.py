@@ -86,7 +86,11 @@ class Quantised(Stage):
         return Rounding(self.slack(up), self.step, self.bound)
 
     def apply(self, federation: Federation, uplinks: Uplinks, rounding: Rounding) -> Uplinks:
-        sent = self.sent(uplinks.sent, _times(federation, uplinks))
+        times: Tensor | float = 1.0
+        if federation.weights is not None:  # by n w_i before rounding: the sum is then the weighted one
+            each = (federation.n * federation.each[uplinks.ids]).to(uplinks.sent[0])
+            times = each.where(each > 0, 1.0).unsqueeze(-1)
+        sent = self.sent(uplinks.sent, times)
         if uplinks.known is uplinks.sent:
             return uplinks._replace(sent=sent, known=sent)
         changed = zip(uplinks.known, uplinks.sent, sent, strict=True)
@@ -117,11 +121,3 @@ class Quantised(Stage):
 
     def nbytes(self, up: State) -> int:
         return self.length(up) * self.bits // 8
-
-
-def _times(federation: Federation, uplinks: Uplinks) -> Tensor | float:
-    """A client multiplies its vectors by n w_i before it rounds them: their sum is then the weighted one."""
-    if federation.weights is None:
-        return 1.0
-    times = (federation.n * federation.each[uplinks.ids]).to(uplinks.sent[0])
-    return times.where(times > 0, 1.0).unsqueeze(-1)

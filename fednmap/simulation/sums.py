@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from torch import Tensor
 
@@ -38,13 +37,11 @@ class _Divided:
 
     def info(self) -> ProblemInfo:
         about = info_of(self._problem)
+        smaller = about.subsample
         return ProblemInfo(
             value_and_gradient=None if about.value_and_gradient is None else self._both,
-            subsample=None if about.subsample is None else partial(self._divided, about.subsample),
+            subsample=None if smaller is None else lambda: divided(smaller(), self._pool, here=self._here),
         )
-
-    def _divided(self, smaller: Callable[[], Problem]) -> Problem:
-        return divided(smaller(), self._pool, here=self._here)
 
     def loss(self, x: Tensor) -> Tensor:
         return self._sum([x.new_zeros(())], lambda part: [part.loss(x)])[0]

@@ -38,7 +38,11 @@ class Report(NamedTuple):
 
 
 def heterogeneous(n: int = 6, samples: int = 20, dim: int = 8, seed: int = 0) -> LeastSquares:
-    """Strongly convex least squares in float64 whose clients disagree: each has features and a solution of its own."""
+    """Return strongly convex least squares in float64 whose clients differ in features and solutions.
+
+    >>> heterogeneous().dim
+    8
+    """
     rng = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -77,7 +81,7 @@ def optimum(problem: LeastSquares, phi: Regularizer, steps: int = 20_000) -> Ten
 
 
 def check_algorithm(make: Make, *, rounds: int = 1500, tolerance: float = 1e-10) -> Report:
-    """Raise AssertionError where the method breaks the contract; otherwise say how far from the optimum it ends.
+    """Raise AssertionError where the method breaks the contract; else return how far from the optimum it ends.
 
     `simulate` must give what a plain loop over single clients gives: in chunks, in threads, sampled, with lost replies.
     Methods whose traits promise an exact fixed point must reach it, also with half of the clients sampled and with
@@ -306,13 +310,12 @@ class GraphReport(NamedTuple):
 
 
 def check_decentralized(make: MakeOnGraph, *, rounds: int = 1500, tolerance: float = 1e-10) -> GraphReport:
-    """Raise AssertionError where the method breaks the contract; otherwise say how far from the optimum it ends.
+    """Raise AssertionError where the method breaks the contract; else return how far from the optimum it ends.
 
-    Asked for: a stack of nodes gives what they give one by one, and `simulate` what a plain loop over single nodes
-    gives; calls are pure; a message is as large as declared; nodes numbered otherwise on the same graph end up the
-    same; nodes that are alike act as one that is alone. A method whose traits promise an exact fixed point must rest
-    there, and reach it on a ring, on the complete graph and, if it promises that, on a graph that is another one in
-    every round.
+    A stack of nodes must give what they give one by one, and `simulate` what a plain loop over single nodes gives;
+    calls are pure; a message is as large as declared; nodes numbered otherwise on the same graph end up the same; nodes
+    that are alike act as one that is alone. A method whose traits promise an exact fixed point must rest there, and
+    reach it on a ring, on the complete graph and, if it promises that, on a graph that is another one in every round.
     """
     with torch.device("cpu"):
         phi = L1(0.2) if make(Zero(), 1.0).traits.composite else Zero()

@@ -22,17 +22,17 @@ def check_regularizer(
     points: Tensor | None = None,
     seed: int = 0,
 ) -> None:
-    """Raise AssertionError, with the numbers, where phi breaks the contract of `fednmap.core.Regularizer`.
+    r"""Raise AssertionError, with the numbers, where phi breaks the contract of `fednmap.core.Regularizer`.
 
     dim: length of the vectors to try phi on; a small one, for a phi that fits any length.
-    steps: prox steps to try; by default small, medium and large, for rho > 0 up to 0.999 / rho.
+    steps: prox steps to try; by default small, medium and large, for weakly convex phi up to 0.999 / rho.
     points: (m, dim) points where phi is finite, to compare the prox with; for a constraint whose set has no
     interior, such as a plane, where a search around the prox finds few points of the set by itself.
 
-    The prox is compared with a search that knows `value` alone: dense grids along every axis and through pairs of
-    axes, random directions at all lengths, lines to the other points found. For weakly convex phi and a step below
-    1 / rho the objective F is strongly convex, so x is its minimiser exactly when every y has
-    F(y) >= F(x) + (1/step - rho) |y - x|^2 / 2; both sides are compared. Where rho = inf, F(y) >= F(x) is.
+    The prox is compared with a search that uses only `value`: dense grids along every axis and through pairs of
+    axes, random directions at all lengths, lines to the other points found. For a step s below
+    $1 / \rho$ the objective F is strongly convex, so x is its minimiser exactly when every y has
+    $F(y) \ge F(x) + (1/s - \rho) |y - x|^2 / 2$; both sides are compared. For infinite $\rho$ only $F(y) \ge F(x)$ is.
     Before that, rho is compared with the value alone, so that the prox is not blamed for a rho that is too small.
 
     >>> from fednmap.regularizers import L1

@@ -73,6 +73,21 @@ def test_slope_and_intercept_are_those_of_a_model_of_the_score(family):
         assert found.slope == pytest.approx((errors.estimate[0], errors.low[0], errors.high[0]), rel=1e-6)
 
 
+@pytest.mark.parametrize("factor", [1.0, 60.0])
+def test_ties_are_those_of_the_scores_whatever_rounding_makes_of_predictions(factor):
+    """exp rounds by the place of a row in an array, and half of these scores times 60 have the prediction 0 or 1."""
+    X = np.random.default_rng(0).integers(0, 4, (1003, 3)).astype(float)
+    y = (X @ [0.5, -0.4, 0.2] + np.random.default_rng(1).logistic(size=1003) > 0).astype(int)
+    where = np.random.default_rng(2).integers(0, 3, 1003).astype(str)
+    model = FederatedLogisticRegression("none", tol=1e-9).fit(X, y, where)
+    model.coef_ = factor * model.coef_
+    found, scores = evaluate(model, X, y, where), model.decision_function(X)
+    assert found.auc.value == pytest.approx(roc_auc_score(y, scores.round(9)), abs=1e-12)
+    alone = FederatedLogisticRegression("none", tol=1e-12).fit(scores[:, None], y, where)
+    assert found.slope.value == pytest.approx(float(alone.coef_[0, 0]), rel=1e-6)
+    assert found.squared_error == pytest.approx(brier_score_loss(y, model.predict_proba(X)[:, 1]), rel=1e-12)
+
+
 def test_a_common_grid_is_close_and_says_less():
     model = fitted("logistic")
     given = X, TARGETS["logistic"], SITE

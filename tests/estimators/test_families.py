@@ -273,6 +273,13 @@ def test_an_offset_may_be_the_only_column():
     fitted = FederatedPoissonRegressor("none", exposure=0).fit(time, y, ["a", "a", "b", "b"])
     assert fitted.intercept_ == pytest.approx(np.log(16 / 8))
     assert FederatedLinearRegression(offset=0).fit(time, y, ["a", "a", "b", "b"]).intercept_ == pytest.approx(2.0)
+    for family in ("negative-binomial", "huber"):  # which estimate a constant too
+        both = [np.column_stack([time, column]) for column in (np.zeros(4), [1.0, 1.0, 2.0, 2.0])]
+        alone, same, _ = (
+            FederatedGLM(family, "l1", lam, offset=0, **TIGHT).fit(X, 5 * y, ["a", "a", "b", "b"])
+            for X, lam in ((time, None), (both[0], None), (both[1], 1e3))
+        )
+        assert alone.intercept_ == pytest.approx(same.intercept_, rel=1e-6)
 
 
 PARITY = {

@@ -33,6 +33,26 @@ def test_a_curve_is_its_definition_and_does_not_depend_on_sites():
     assert len(found.table().rows) == (found.events > 0).sum()
 
 
+def test_times_that_differ_by_rounding_are_one_time():
+    """As in R's survival: 0.1 + 0.2 is not 0.3, and a start of 3 * 0.1 is not before a stop of 0.3."""
+    x, tenths = RNG.normal(size=(90, 2)), 0.1 * np.arange(20)
+    start = np.where(np.arange(90) % 2, tenths[(TIME - 1).astype(int)], 0.0)
+    given = np.column_stack([start, (TIME + 2) / 10 - 0.2, EVENT])
+    exact = np.column_stack([start.round(9), (TIME / 10).round(9), EVENT])
+    assert (given != exact).any(0)[:2].all()
+    one, other = (FederatedCoxRegression(tol=1e-9).fit(x, y, SITE) for y in (given, exact))
+    assert one.coef_ == pytest.approx(other.coef_, rel=1e-9)
+    assert one.score(x, given, SITE) == other.score(x, exact, SITE)
+    when = np.arange(1, 20) / 10
+    assert one.predict_survival(x, when, "1") == pytest.approx(other.predict_survival(x, when, "1"), rel=1e-7)
+    for times in (None, when[::4]):
+        curves = [kaplan_meier(y, GROUP, SITE, times=times) for y in (given, exact)]
+        assert curves[0].survival == pytest.approx(curves[1].survival, rel=1e-12)
+        assert curves[0].at(when) == pytest.approx(curves[1].at(when), rel=1e-12)
+    tests = [m.proportional_hazards(x, y, SITE).rows for m, y in ((one, given), (other, exact))]
+    assert [row[1] for row in tests[0]] == pytest.approx([row[1] for row in tests[1]], rel=1e-6)
+
+
 def test_a_grid_is_the_curve_of_rounded_times():
     grid = np.array([4.0, 8.0, 12.0, 16.0, 20.0])
     found = kaplan_meier(Y, GROUP, SITE, times=grid)

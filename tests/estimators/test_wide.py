@@ -78,6 +78,16 @@ def test_mcp_on_working_sets_is_stationary_for_the_whole_problem(kind, narrow):
         assert fit.known is None  # not by FedNMap
 
 
+def test_mcp_of_columns_in_a_small_unit_ends_on_its_working_set(narrow):
+    """The sum of curvatures is then so small that one over it is no step of MCP's prox."""
+    model = FederatedGLM("gaussian", "mcp", standardize=False, fit_intercept=False)
+    f = model._prepare(model._read(0.01 * X, TARGETS["gaussian"], SITES, None))
+    lam = 0.9 * f.gradient(f.start).abs().max().numpy()
+    phi = path_solver.Penalties(np.full((1, 1), lam), np.zeros((1, 1)), f.end, np.full((1, 1), 1 / 3), np.zeros((1, 1)))
+    found, _ = working_set.solve(f, phi, tol=1e-6 * f.unit, max_rounds=100)
+    assert found.sizes[0] <= 1e-6 * f.unit
+
+
 @pytest.mark.parametrize("kind", list(TARGETS))
 def test_every_model_of_a_path_meets_the_conditions_of_the_whole_problem(kind, narrow):
     model = estimator(kind, tol=1e-9)

@@ -32,7 +32,7 @@ def check(*words):
 
 
 def test_a_round_stays_on_the_device():
-    assert len(check("dense", "dropout, data on the host", "method FedNMap")) == 5
+    assert len(check("dense", "dropout, data on the host", "method FedNMap", "penalty Simplex")) == 6
 
 
 @pytest.mark.slow
