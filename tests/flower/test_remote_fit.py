@@ -27,6 +27,7 @@ from fednmap.tables import FederatedPreprocessor, read
 SICK = {"target": "outcome", "exclude": "time,event"}
 TIMES = {"time": "time", "event": "event", "exclude": "outcome"}
 TIGHT = 1e-10
+SECAGG = [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.ci(turn=10)])]
 PLAIN = {
     "gaussian": ({"target": "time", "exclude": "event,outcome"}, ["time"], ["event", "outcome"]),
     "logistic": (SICK, ["outcome"], ["time", "event"]),
@@ -329,7 +330,7 @@ EFFECTS = [
 ]
 
 
-@pytest.mark.parametrize("secagg", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("secagg", SECAGG)
 @pytest.mark.parametrize(("family", "effects"), EFFECTS, ids=[f"{f}-{e['site_effects']}" for f, e in EFFECTS])
 def test_site_effects_are_the_estimators_and_stay_at_their_sites(hospitals, family, effects, secagg):
     """What a site has of its own is in a file of its state folder, from which it predicts; no message has it."""
@@ -388,7 +389,7 @@ def test_site_effects_are_the_estimators_and_stay_at_their_sites(hospitals, fami
             assert not (np.abs(told[:, None] - form) < 1e-7 * np.abs(form)).any()
 
 
-@pytest.mark.parametrize("secagg", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("secagg", SECAGG)
 @pytest.mark.parametrize("family", ["logistic", "gaussian", "poisson"])
 def test_an_evaluation_is_that_of_the_same_intervals(hospitals, family, secagg):
     """Every row is predicted by a model without its fold; the sites send sums by intervals of predictions."""
@@ -428,7 +429,7 @@ MORE = {
 }
 
 
-@pytest.mark.parametrize("secagg", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("secagg", SECAGG)
 @pytest.mark.parametrize("what", MORE)
 def test_offsets_strata_and_entries_are_the_estimators(hospitals, what, secagg):
     """With a choice of lam, whose path begins at the model without columns; and with standard errors."""
