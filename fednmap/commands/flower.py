@@ -213,7 +213,7 @@ def up(
             placed |= {"clients_file": folder.path.resolve() / "clients.toml", "pin_on_first_use": True}
         federation = federation.model_copy(update=placed)
     console = make_console(stderr=True, quiet=quiet)
-    _closing(folder, _trial(settings, federation, console, warm=not cold, app=app), json)
+    _closing(folder, _trial(settings, federation, console, warm=not cold, app=app, **own), json)
 
 
 @app.command()
@@ -265,7 +265,10 @@ def _of_app(app: Path, out: Path | None, resume: Path | None, own: dict[str, Any
     if resume is None and path.exists() and (path.is_file() or any(path.iterdir())):
         raise InputError(f"{path} exists; choose another folder with --out, or continue it with --resume {path}")
     own |= {"run_folder": str(path), "resume": resume is not None}
-    return RunFolder(path), *read(found | {name.replace("_", "-"): value for name, value in own.items()})
+    given = {name.replace("_", "-"): value for name, value in own.items()}
+    if missing := ", ".join(given.keys() - found.keys()):  # which Flower could not replace
+        raise InputError(f"{app}/pyproject.toml has no setting {missing}; add it to its [tool.flwr.app.config]")
+    return RunFolder(path), *read(found | given)
 
 
 def _closing(folder: RunFolder, result: dict[str, Any], json: bool) -> None:
@@ -287,10 +290,13 @@ def _base(file: Path) -> dict[str, Any]:
     return Config.read(file).model_dump(exclude_unset=True)
 
 
-def _trial(config: Config, federation: Any, console: Console, warm: bool, app: Path | None = None) -> dict[str, Any]:
+def _trial(
+    config: Config, federation: Any, console: Console, warm: bool, app: Path | None = None, **changed: Any
+) -> dict[str, Any]:
     """Start everything, watch the run folder, stop everything; the closing numbers.
 
-    app: the user's own app; its clients' states, and tables if there are any, are in its folder.
+    app:     the user's own app; its clients' states, and tables if there are any, are in its folder.
+    changed: settings that take the place of the app's.
     """
     from fednmap.flower.identity import node_key
     from fednmap.flower.launch import Launcher
@@ -317,9 +323,7 @@ def _trial(config: Config, federation: Any, console: Console, warm: bool, app: P
             for name in federation.names:
                 node(name)
             if app:
-                changed = ("run_folder", "resume", "deadline", "min_clients")  # by options, or by _of_app
-                given = _given(**federation.model_dump(mode="json", include={*changed}))
-                process = launcher.run(app.resolve(), **given)
+                process = launcher.run(app.resolve(), **changed)
             else:
                 process = launcher.run(write_trial(place / "app", run_settings(config, federation)))
             _watch(process, folder, config, console, launcher, node)

@@ -161,10 +161,6 @@ class Records(ClientRows):
         return digest([("sizes", self.sizes), *(("", v) for part in self.parts() for v in leaves(part))])
 
 
-def _as_read(batch: Any) -> Any:
-    return batch
-
-
 def split(batch: Any) -> tuple[Tree, Tensor]:
     """Return the inputs and the targets of a batch as a data set gives it."""
     if isinstance(batch, Mapping) and "labels" in batch:
@@ -213,4 +209,4 @@ def _source(i: int, client: Any, batch_size: int | None) -> _Source:
     lengths = {len(v) for v in (*leaves(inputs), targets)}
     if len(lengths) > 1:
         raise InputError(f"client {i} has inputs and targets of lengths {sorted(lengths)}; they must agree")
-    return _Tensors(inputs, targets), _as_read
+    return _Tensors(inputs, targets), tuple  # a pair already

@@ -95,27 +95,24 @@ def serve(requests: socket.socket, node: subprocess.Popen[bytes]) -> None:
     """Fork for each message of the node, until it ends."""
     run = loopback.command(COMMAND)
     httpx.Client().close()  # the first one imports httpcore and trio: more than half of what a fork does
-    children: dict[int, socket.socket] = {}
+    children: set[int] = set()
     while node.poll() is None:
         with suppress(TimeoutError):
             connection, _ = requests.accept()
-            words, files, *_ = socket.recv_fds(connection, 65536, 3)
-            child = os.fork()
-            if child == 0:
-                requests.close()
-                _answer(run, words.decode().split("\0"), files)
+            with connection:
+                words, files, *_ = socket.recv_fds(connection, 65536, 3)
+                child = os.fork()
+                if child == 0:
+                    requests.close()
+                    _answer(run, connection, words.decode().split("\0"), files)
             for file in files:
                 os.close(file)
-            children[child] = connection
-        for child in list(children):
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                with children.pop(child) as connection, suppress(OSError):
-                    connection.send(str(max(0, os.waitstatus_to_exitcode(status))).encode())
+            children.add(child)
+        children = {child for child in children if os.waitpid(child, os.WNOHANG) == (0, 0)}
 
 
-def _answer(run: loopback.Command, arguments: list[str], files: list[int]) -> None:
-    """In the forked process: Flower's command with these arguments, then the end, without the parent's clean-up."""
+def _answer(run: loopback.Command, asked: socket.socket, arguments: list[str], files: list[int]) -> None:
+    """In the forked process: run Flower's command, tell its exit code, and end without the parent's clean-up."""
     code = 1
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -132,6 +129,8 @@ def _answer(run: loopback.Command, arguments: list[str], files: list[int]) -> No
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        with suppress(OSError):
+            asked.send(str(code).encode())
         os._exit(code)
 
 

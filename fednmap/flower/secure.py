@@ -188,11 +188,6 @@ def _check_enough(stage: str, good: Mapping[int, Any], least: int) -> None:
         raise InputError(f"{len(good)} good replies to stage {stage}, {least} needed")
 
 
-def flat(message: State, quantised: Quantised) -> Levels:
-    """Return all vectors of a message as numbers of the ring, one after the other, with their check."""
-    return masking.checked(np.concatenate([quantised.levels(v.reshape(-1)) for v in message]))
-
-
 def mean_of(levels: Levels, quantised: Quantised, count: int, like: State) -> State:
     """Return the mean vector from the sum of `count` of them."""
     values = (quantised.sum(levels) / count).split([v.numel() for v in like])
@@ -262,7 +257,8 @@ class SumClient:
         noised: two vectors of a round under the same noise would reveal it.
         """
         assert self.grid is not None
-        order, levels, secrets, k = self.order, flat(message, self.grid), self._secrets(), int(self.order["sum"])
+        order, secrets, k = self.order, self._secrets(), int(self.order["sum"])
+        levels = masking.checked(np.concatenate([self.grid.levels(v.reshape(-1)) for v in message]))
         self._check(secrets.is_left(k), "masked")
         self.answers.once(self.ticket, f"masked-{k}")
         if noised:

@@ -13,7 +13,7 @@ import socket
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ def resident(answer: Handler) -> Handler:
 def _worker(path: Path, answer: Handler) -> Connection:
     """A connection to the worker of a run, which is started unless it runs; workers of other runs end."""
     with suppress(FileNotFoundError, ConnectionRefusedError):
-        return _connected(path)
+        return Client(str(path), "AF_UNIX")
     for other in path.parent.glob("run-*"):
         other.unlink()
     with socket.socket(socket.AF_UNIX) as listener:
@@ -57,13 +57,7 @@ def _worker(path: Path, answer: Handler) -> Connection:
                 _serve(listener, path, answer)
             finally:
                 os._exit(0)
-    return _connected(path)
-
-
-def _connected(path: Path) -> Connection:
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(str(path))
-    return Connection(connection.detach())
+    return Client(str(path), "AF_UNIX")
 
 
 def _serve(listener: socket.socket, path: Path, answer: Handler) -> None:

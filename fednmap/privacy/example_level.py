@@ -113,18 +113,14 @@ class PrivateRows:
         total = torch.zeros_like(x)
         step = max(1, min(AT_ONCE_BYTES // (x.element_size() * self.dim), self.problem.rows_at_once()))
         for first in range(0, len(b), step):
-            total += self._clipped_sum(x, a[first : first + step], b[first : first + step])
+            rows_a, rows_b = (v[first : first + step].to(x.dtype if v.is_floating_point() else v.dtype) for v in (a, b))
+            # every row as a client with one sample
+            points = x.expand(len(rows_b), -1)
+            each = self.problem.batch_gradient(points, rows_a.unsqueeze(1), rows_b.unsqueeze(1), 1.0)
+            total += torch.matmul(self.clip / each.norm(dim=-1).clamp_min(self.clip), each)
         if self.noise_multiplier:
             total += gaussian(x, self.noise_multiplier * self.clip, self.seed, SITE, site, t, q, 1)
         return total / (self.rate * rows)
-
-    def _clipped_sum(self, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """Every row as a client with one sample."""
-        like = a.to(x.dtype) if a.is_floating_point() else a
-        target = b.to(x.dtype) if b.is_floating_point() else b
-        each = self.problem.batch_gradient(x.expand(len(b), -1), like.unsqueeze(1), target.unsqueeze(1), 1.0)
-        norm = each.norm(dim=-1)
-        return torch.matmul(self.clip / norm.clamp_min(self.clip), each)
 
 
 @dataclass(frozen=True)

@@ -112,8 +112,10 @@ class GLM(FiniteSum):
         return (weight * self.family.loss(*self._at(x, self._rows(a, b, x.dtype), b))).sum(-1)
 
     def batch_gradient(self, x: Tensor, a: Tensor | Design, b: Tensor, weight: Weight) -> Tensor:
-        design = self._rows(a, b, x.dtype)
-        return self._back(self._weighted(weight, self.family.slope(*self._at(x, design, b))), design)
+        return self._gradient(x, self._rows(a, b, x.dtype), b, weight)
+
+    def _gradient(self, x: Tensor, a: Design, b: Tensor, weight: Weight) -> Tensor:
+        return self._back(self._weighted(weight, self.family.slope(*self._at(x, a, b))), a)
 
     def batch_value_and_gradient(
         self, x: Tensor, a: Tensor | Design, b: Tensor, weight: Weight
@@ -306,7 +308,7 @@ class GLM(FiniteSum):
         small = len(ids) * longest <= 2 * total and self._row_bytes * total <= SMALL_BYTES * len(ids)
         if clients.ndim and small:
             names = tuple(ids)
-            return lambda x, q: self.batch_gradient(x, *self._stack(names, x.dtype))
+            return lambda x, q: self._gradient(x, *self._stack(names, x.dtype))
 
         @cache
         def rows(i: int, dtype: torch.dtype) -> Prepared:
@@ -314,7 +316,7 @@ class GLM(FiniteSum):
 
         def g(x: Tensor, q: int) -> Tensor:
             points = zip(ids, x.expand(len(ids), -1), strict=True)
-            each = [self.batch_gradient(x_i, *rows(i, x.dtype)) for i, x_i in points]
+            each = [self._gradient(x_i, *rows(i, x.dtype)) for i, x_i in points]
             return torch.stack(each) if clients.ndim else each[0]
 
         return g

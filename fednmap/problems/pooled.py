@@ -26,6 +26,7 @@ class Pooled:
         self.start, weights = info.start, info.weights
         equal = torch.full((problem.n,), 1 / problem.n, dtype=torch.float64, device="cpu")
         self._weights = equal if weights is None else weights
+        self.loss, self.gradient = problem.loss, problem.gradient
 
     def info(self) -> ProblemInfo:
         """That of the clients' problem, but for what is about single clients."""
@@ -46,11 +47,3 @@ class Pooled:
             return mean.expand(*clients.shape, -1)
 
         return g
-
-    def loss(self, x: Tensor) -> Tensor:
-        """Return f(x) on all data."""
-        return self.problem.loss(x)
-
-    def gradient(self, x: Tensor) -> Tensor:
-        """Return the exact gradient of f at x."""
-        return self.problem.gradient(x)

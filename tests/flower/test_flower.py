@@ -770,7 +770,10 @@ def test_up_does_not_continue_what_is_running(tmp_path, command):
 def test_options_of_a_continued_run_count_or_are_refused(tmp_path, command, monkeypatch):
     Federation(tmp_path, data="digits", rounds=1).start()
     seen = []
-    monkeypatch.setattr(flower, "_trial", lambda config, federation, *_, **__: seen.append(federation) or {})
+    changed = []
+    monkeypatch.setattr(
+        flower, "_trial", lambda _, federation, *__, **given: (seen.append(federation), changed.append(given))
+    )
     monkeypatch.setattr(flower, "_closing", lambda *_: None)
     for words in (("up", "--resume", tmp_path / "run"), ("resume", tmp_path / "run")):
         code, _, err = command("flower", *words, "--deadline", 30, "--min-clients", 2)
@@ -783,10 +786,19 @@ def test_options_of_a_continued_run_count_or_are_refused(tmp_path, command, monk
         assert code == 2
         assert err.endswith(f"leave out {option[0]}\n")
     new.write(tmp_path / "app")
-    command("flower", "up", "--app", tmp_path / "app", "--deadline", 30)
+    settings, app = tmp_path / "app" / "pyproject.toml", ("flower", "up", "--app", tmp_path / "app")
+    place = {"run_folder": str(tmp_path / "app" / "runs" / "app"), "resume": False}
+    command(*app, "--deadline", 30)
     assert (seen[-1].deadline, seen[-1].resume) == (30, False)
-    code, _, err = command("flower", "up", "--app", tmp_path / "app", "--rounds", 30)
-    assert err.endswith("leave out --rounds\n")
+    given = {"app": tmp_path / "app", "warm": True}
+    assert changed[-1] == given | place | {"deadline": 30}
+    settings.write_text(re.sub("^deadline = .*\n", "", settings.read_text(), flags=re.MULTILINE))
+    command(*app)
+    assert changed[-1] == given | place  # Flower replaces what is there
+    for option, word in (("--deadline", "has no setting deadline; add it"), ("--rounds", "leave out --rounds")):
+        code, _, err = command(*app, option, 30)
+        assert code == 2
+        assert word in err
 
 
 def test_the_run_of_an_app_is_not_continued_as_a_trial(tmp_path, command):
