@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path as File
 from typing import Any
 
@@ -221,6 +221,26 @@ def load(folder: str | File) -> FittedModel:
         return model
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{folder / MODEL} was changed or is of another version ({error})") from None
+
+
+def with_effects(model: FittedModel, file: str | File) -> tuple[FittedModel, str]:
+    """Return the model with what a site has of its own, from the file that its node wrote, and the site's name."""
+    said = from_json(File(file), dict)
+    try:
+        own = SiteEffects(
+            (str(said["site"]),),
+            tuple(said["columns"]),
+            np.array([said["intercept"]], float),
+            np.array([said["deviation"]], float),
+        )
+        same = own.names == model.columns and np.allclose(said["coef"], model.coef[0], rtol=1e-9, atol=1e-12)
+        found = replace(model, effects=own)
+        found.check()
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"expected the effects of a site in {file}, got something else ({error})") from None
+    if not same:
+        raise InputError(f"{file} is of another fit; give the file that this site's node wrote during this run")
+    return found, own.sites[0]
 
 
 def fit_into(
