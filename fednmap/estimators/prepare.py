@@ -21,6 +21,7 @@ from fednmap.estimators.remote import RemoteProblem
 from fednmap.estimators.rows import Floats, Rows
 from fednmap.estimators.site_effects import PartialMinimum, SiteEffects
 from fednmap.measure import hessian_norms
+from fednmap.names import InputError
 from fednmap.problems import GLM
 from fednmap.problems.curvature import largest_eigenvalue
 from fednmap.problems.families import Gaussian, Response
@@ -182,14 +183,25 @@ class Prepared:
         """Of sites, which x does not hold."""
         self.quadratic = isinstance(family, Gaussian) and site_effects != "sparse"
         """Whether the Hessian is the same everywhere."""
-        if site_effects != "none":
+        self._level: Floats | None = None
+        """The intercept of a model between machines whose sites have their own: on scaled columns that of the mean
+        row; then the mean of the sites', where these tell sums alone."""
+        if isinstance(self.problem, RemoteProblem) and site_effects == "random":
+            raise InputError("site_effects 'random' is for one process; a fit between machines does not have it yet")
+        if isinstance(self.problem, RemoteProblem) and site_effects != "none":
+            self._level = family.first(*known) if self.level else np.zeros(1)
+        elif site_effects != "none":
             first = family.first(y, each) if self.level else np.zeros(0)
             self.problem.start = torch.from_numpy(np.concatenate([np.zeros(self.end), first]))
             assert isinstance(self.problem, Linear)
-            of_sites = rows.sites.names, self.site_weights
-            self.problem = PartialMinimum(self.problem, *of_sites, site_effects, mu, self.unit, self.size)
+            random = {"ridge": mu, "rows": self.size} if site_effects == "random" else {}
+            only, of_sites = mu if site_effects == "sparse" else None, (rows.sites.names, self.site_weights)
+            self.problem = PartialMinimum(self.problem, *of_sites, only, self.unit, **random)
         else:
             self._begin(len(y))
+        if rows.remote is not None and (shift := rows.remote.mean_offset) is not None and intercept:
+            assert isinstance(self.problem, RemoteProblem)
+            self.start[self.end] = self.problem.null_level(float(self.start[self.end]) - shift)
         steep = np.maximum(family.steepness(*known), 1e-12)
         self.level_unit = 1.0
         """By what a random intercept is divided in x, so that its tolerance is as strict as that of a fixed one."""
@@ -339,7 +351,11 @@ class Prepared:
         return found
 
     def effects(self, x: Tensor, names: Any) -> SiteEffects | None:
-        """The effects of each site at the shared coefficients x; None where sites do not differ."""
+        """The effects of each site at the shared coefficients x; None where sites do not differ, or keep their own."""
+        if isinstance(self.problem, RemoteProblem) and self._level is not None:
+            told = self.problem.keep_effects(x)
+            if told is not None:  # of the columns as they are given
+                self._level = told + self.coefficients(x) * self.scaling.factor @ self.scaling.shift
         if not isinstance(self.problem, PartialMinimum):
             return None
         d, a = self.problem.effects(self._inner(x))
@@ -369,8 +385,9 @@ class Prepared:
         intercept = x[self.end : self.end + self.outputs].numpy() if self.intercept else np.zeros(self.outputs)
         if self.outputs > 1:
             intercept = intercept - intercept.mean()  # what is common to all classes changes no probability
-        constants = x[len(x) - self.constants :].numpy()
-        found = Parameters(*self.scaling.original(self.coefficients(x), self.level_unit * intercept), constants)
+        constants, level = x[len(x) - self.constants :].numpy(), self.level_unit * intercept
+        coef = self.coefficients(x)
+        found = Parameters(*self.scaling.original(coef, level if self._level is None else self._level), constants)
         if not self.intercept and (effects := self.effects(x, ())) is not None:
             found = found._replace(intercept=np.array([self.site_weights @ effects.intercept]))
         return found

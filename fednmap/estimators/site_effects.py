@@ -79,14 +79,23 @@ class SiteEffects:
 class PartialMinimum:
     """The sum of the sites' F_i, as a problem of the shared coefficients, and of c if intercepts are random.
 
-    kind: "intercepts", "random" or "sparse"; weights: w_i; unit: what tolerances are relative to; rows: N.
+    weights: w_i; mu: None where intercepts alone differ; unit: what tolerances are relative to; ridge: the mu of random
+    intercepts; rows: their N.
     """
 
     def __init__(
-        self, problem: Linear, names: Any, weights: Floats, kind: str, mu: float, unit: float, rows: float
+        self,
+        problem: Linear,
+        names: Any,
+        weights: Floats,
+        mu: float | None,
+        unit: float,
+        *,
+        ridge: float = 0.0,
+        rows: float = 1.0,
     ) -> None:
-        self.problem, self.n, self.unit, self.kind = problem, problem.n, unit, kind
-        self.mu, self.ridge = (0.0, mu) if kind == "random" else (mu, 0.0)
+        self.problem, self.n, self.mu, self.unit = problem, problem.n, mu, unit
+        self.ridge, self.rows, self.random = ridge, rows, ridge > 0
         self.weights, self._sites = weights, [problem.alone(i) for i in range(problem.n)]
         self.columns = problem.data.x.shape[1]
         self._last: dict[tuple[int, int], tuple[Floats, Floats]] = {}  # b and (d, a), by site and place among points
@@ -95,11 +104,11 @@ class PartialMinimum:
         self._rows: dict[int, Any] = {}  # of a site, to compute with
         self.own = problem.dim - self.columns
         """Intercepts per site: 1, or 0 in a Cox model."""
-        self.dim, self.rows = self.columns + (kind == "random"), rows
+        self.dim = self.columns + self.random
         gaussian = isinstance(problem, GLM) and isinstance(problem.family, Gaussian)
-        self._laplace = kind == "random" and not gaussian
+        self._laplace = self.random and not gaussian
         self._first = [np.zeros(problem.dim) for _ in self._sites]  # (d, a) of the models without columns
-        if kind == "random":
+        if self.random:
             self._first = [problem.start.numpy().copy() for _ in self._sites]
         elif isinstance(problem, GLM) and self.own:
             for name, site, first in zip(names, self._sites, self._first, strict=True):
@@ -117,7 +126,7 @@ class PartialMinimum:
 
     def effects(self, b: Tensor) -> tuple[Floats, Floats]:
         """d_i (n, p) and a_i (n,), 0 where there is no intercept, on the scale of the problem's columns."""
-        if self.kind != "sparse":
+        if self.mu is None:
             found = np.stack([self._intercepts(i, b[None])[0].numpy() for i in range(self.n)])
         else:
             found = np.stack([self._minimiser(i, b.numpy(), 0) for i in range(self.n)])
@@ -126,7 +135,7 @@ class PartialMinimum:
 
     def losses(self, points: Tensor) -> Tensor:
         total = torch.zeros(len(points), dtype=torch.float64, device="cpu")
-        for i, (inner, size) in enumerate(self._inner(points)):
+        for i, (inner, size) in enumerate(self.inner(points)):
             total += self.weights[i] * self._sites[i].losses(inner) + size
             if self._laplace:
                 total += self._spread(i, inner)[0]
@@ -138,10 +147,10 @@ class PartialMinimum:
 
     def site_gradients(self, points: Tensor) -> list[Tensor]:
         """Of each F_i at several points (k, p): what the sites send."""
-        inner = self._inner(points)
+        inner = self.inner(points)
         each = zip(self.weights, self._sites, inner, strict=True)
         found = [w * site.gradients(x)[:, : self.dim] for w, site, (x, _) in each]
-        for i, (x, _) in enumerate(inner if self.kind == "random" else ()):
+        for i, (x, _) in enumerate(inner if self.random else ()):
             if self.ridge < self.weights[i]:  # the same by the optimality of a, with less rounding
                 found[i][:, -1] = self.ridge * (points[:, -1] - x[:, -1])
         if self._laplace:
@@ -172,7 +181,7 @@ class PartialMinimum:
 
     def client_losses(self, x: Tensor) -> Tensor:
         """f_i of every site under its own model."""
-        each = zip(self._sites, self._inner(x[None]), strict=True)
+        each = zip(self._sites, self.inner(x[None]), strict=True)
         return torch.stack([site.losses(inner)[0] for site, (inner, _) in each])
 
     def smoothness(self) -> float:
@@ -180,18 +189,22 @@ class PartialMinimum:
 
     def hessian(self, x: Tensor) -> Tensor:
         """Of F if intercepts alone differ: what the sites' intercepts leave of each Hessian (Schur complements)."""
-        return self._projected(x, None, 1)
+        return identified(*self.projected("hessian", x))
 
     def outer(self, x: Tensor, copies: float | None) -> Tensor:
         """The sum over rows of squares of their gradients, less what intercepts explain; see `GLM.outer`."""
-        return self._projected(x, lambda site, inner: site.outer(inner, copies), 2 if copies is None else 1)
+        return identified(*self.projected("outer", x, copies))
 
-    def _projected(self, x: Tensor, matrix: Any, power: int) -> Tensor:
-        p, d = self.columns, self.dim
+    def projected(self, what: str, x: Tensor, copies: float | None = 1.0) -> tuple[Tensor, Tensor]:
+        """The sum over sites of what intercepts leave of a matrix, "hessian" or "outer", and its diagonal before."""
+        p, d, power = self.columns, self.dim, 2 if copies is None else 1
         total, whole = torch.zeros(d, d, dtype=x.dtype, device="cpu"), torch.zeros(d, dtype=x.dtype, device="cpu")
-        for w, site, (inner, _) in zip(self.weights, self._sites, self._inner(x[None]), strict=True):
+        for w, site, (inner, _) in zip(self.weights, self._sites, self.inner(x[None]), strict=True):
             hessian = w * site.hessian(inner[0])
-            found = hessian if matrix is None else w**power * matrix(site, inner[0])
+            found = hessian
+            if what == "outer":
+                assert isinstance(site, GLM)
+                found = w**power * site.outer(inner[0], copies)
             whole += found.diagonal()[:d]
             if self.own:  # out: how (b, a) changes with x
                 out = torch.eye(p + 1, d, dtype=x.dtype, device="cpu")
@@ -199,26 +212,25 @@ class PartialMinimum:
                 out[p, :p] = -hessian[p, :p]
                 out[p] /= hessian[p, p] + self.ridge
                 found = out.mT @ found @ out
-                if self.kind == "random":
+                if self.random:
                     apart = out[p].clone()
                     apart[p] -= 1
                     found += self.ridge * torch.outer(apart, apart)
             total += found
-        inside = (total.diagonal() > ALIASED * whole).to(x)
-        return total * inside * inside[:, None]
+        return total, whole
 
-    def _inner(self, points: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def inner(self, points: Tensor) -> list[tuple[Tensor, Tensor]]:
         """For each site (b + d_i, a_i) at every point, and mu |d_i|_1, or mu (a_i - c)^2 / 2."""
         found = []
         shared = points[:, : self.columns]
         for i in range(self.n):
-            if self.kind != "sparse":
+            if self.mu is None:
                 u = self._intercepts(i, points)
             else:
                 u = torch.from_numpy(np.stack([self._minimiser(i, b, k) for k, b in enumerate(points.numpy())]))
             d, a = u[:, : self.columns], u[:, self.columns :]
-            size = self.mu * d.abs().sum(1)
-            if self.kind == "random":
+            size = (self.mu or 0.0) * d.abs().sum(1)
+            if self.random:
                 size = self.ridge / 2 * (a - points[:, self.columns :]).square().sum(1)
             found.append((torch.cat([shared + d, a], 1), size))
         return found
@@ -231,7 +243,7 @@ class PartialMinimum:
             self._rows[i] = site._prepared(slice(0, len(site.data.x)), site._shares, points.dtype)
         design, y, share = self._rows[i]
         pull = self.ridge / float(self.weights[i])
-        centre = points[:, self.columns] if self.kind == "random" else 0.0
+        centre = points[:, self.columns] if self.random else 0.0
         points = points[:, : self.columns]
         eta, weight = design.times_each(points), share.unsqueeze(-1)
         y = y.unsqueeze(-1).expand(eta.shape)
@@ -245,9 +257,8 @@ class PartialMinimum:
             curve = (weight * site.family.curvature(eta + a, y)).sum(0).clamp_min(1e-300) + pull
             limit = torch.inf if isinstance(site.family, Gaussian) else LONGEST * 2.0**k
             step = a - torch.where(curve < torch.inf, slope / curve, slope.sign() * limit).clamp(-limit, limit)
-            a = torch.where(
-                (step > low) & (step < high), step, torch.where((slope == 0) | (step == a), a, (low + high) / 2)
-            )
+            stays = (slope == 0) | (step == a)  # to rounding; an end of the bracket may be infinite
+            a = torch.where((step > low) & (step < high), step, torch.where(stays, a, (low + high) / 2))
         if math.isfinite(float(a[0])):
             self._first[i][-1] = float(a[0])
         return torch.cat([torch.zeros_like(points), a[:, None]], 1)
@@ -259,7 +270,7 @@ class PartialMinimum:
         If the loss is smaller there, all stay as they were. The last resort is the model without columns.
         """
         p = self.columns
-        last, u = self._last.get((i, k)) or self._last.get((i, 0)) or (np.zeros(p), self._first[i])
+        last, u = self._last.get((i, k)) or self._last.get((i, max(k - 1, 0))) or (np.zeros(p), self._first[i])
         stay = np.append(last + u[:p] - b, u[p:])
         follow = np.append(np.where(u[:p] * stay[:p] > 0, stay[:p], 0.0), u[p:])
         starts = sorted((follow, stay), key=lambda u: np.nan_to_num(self._site_loss(i, b, u)[0], nan=np.inf))
@@ -275,11 +286,11 @@ class PartialMinimum:
         p, w = self.columns, float(self.weights[i])
         x = torch.from_numpy(np.append(b + u[:p], u[p:]))
         loss, gradient = self._sites[i].value_and_gradient(x)
-        return w * float(loss) + self.mu * float(np.abs(u[:p]).sum()), w * gradient.numpy(), x
+        return w * float(loss) + (self.mu or 0.0) * float(np.abs(u[:p]).sum()), w * gradient.numpy(), x
 
     def _newton(self, i: int, b: Floats, u: Floats) -> tuple[Floats, bool]:
         """The minimiser from u, and whether it is one. The Hessian is made steeper where shorter steps do not help."""
-        p, mu = self.columns, self.mu
+        p, mu = self.columns, self.mu or 0.0
         phi, unit = Penalties(np.full((1, 1), mu), np.zeros((1, 1)), p), float(self.weights[i]) * self.unit
         value, g, x = self._site_loss(i, b, u)
         size, ridge = np.inf, RIDGE
@@ -318,3 +329,9 @@ class PartialMinimum:
             if isinstance(self.problem, GLM) and isinstance(self.problem.family, Gaussian):
                 self._hessians[i] = found
         return found
+
+
+def identified(matrix: Tensor, whole: Tensor) -> Tensor:
+    """A matrix without columns that the sites' intercepts determine; whole: its diagonal before they left it."""
+    inside = (matrix.diagonal() > ALIASED * whole).to(matrix)
+    return matrix * inside * inside[:, None]
