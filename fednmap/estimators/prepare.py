@@ -194,7 +194,7 @@ class Prepared:
             first = family.first(y, each) if self.level else np.zeros(0)
             self.problem.start = torch.from_numpy(np.concatenate([np.zeros(self.end), first]))
             assert isinstance(self.problem, Linear)
-            random = {"ridge": mu, "rows": self.size} if site_effects == "random" else {}
+            random: Any = {"ridge": mu, "rows": self.size} if site_effects == "random" else {}
             only, of_sites = mu if site_effects == "sparse" else None, (rows.sites.names, self.site_weights)
             self.problem = PartialMinimum(self.problem, *of_sites, only, self.unit, **random)
         else:
