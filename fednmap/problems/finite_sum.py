@@ -223,7 +223,7 @@ class FiniteSum(ClientSum):
 
     @abstractmethod
     def batch_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
-        """Gradient of `batch_loss`; with samples (k, B, ...) that of k clients, at x (k, p) or one common x (p,)."""
+        """Return the gradient of `batch_loss`; with samples (k, B, ...) of k clients, at x (k, p) or a common x."""
 
     def batch_value_and_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
         """Return `batch_loss` and `batch_gradient` at one point; a problem overrides it where they share their work."""

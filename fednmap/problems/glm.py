@@ -125,7 +125,7 @@ class GLM(FiniteSum):
         return (weight * loss).sum(-1), self._back(self._weighted(weight, slope), design)
 
     def smoothness(self, x: Tensor | None = None) -> float:
-        """L of f: the largest eigenvalue of its Hessian, everywhere if the family's curvature is bounded, else at x.
+        """Return L of f, the largest eigenvalue of its Hessian: anywhere if the family's curvature is bounded, or at x.
 
         By products with the features alone, a few dozen passes over the data; within a thousandth. x: default the
         start.
@@ -147,7 +147,7 @@ class GLM(FiniteSum):
         return largest_eigenvalue(product, x)
 
     def gradients(self, points: Tensor) -> Tensor:
-        """Gradients of f at several points (k, dim), in one pass over the rows; not for families with constants."""
+        """Return gradients of f at several points (k, dim), in one pass; not for families with constants."""
         if len(points) == 1:
             return sum(
                 (self.batch_gradient(points[0], *piece) for piece in self._pieces(1, points.dtype)),
@@ -252,6 +252,11 @@ class GLM(FiniteSum):
         every = torch.arange(self.family.outputs * (self.features + 1), device=self.data.x.device)
         table = every.reshape(self.family.outputs, -1)
         return torch.cat([table[: self._scores, :-1].flatten(), table[self.family.outputs - self._offsets_of :, -1]])
+
+    def rows_at(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs for all rows and their targets, as the family takes them."""
+        eta, y = self._known(self.scores(x, self.data.x), self.data.y)
+        return eta, self.family.targets(y, x.dtype)
 
     def _at(self, x: Tensor, a: Design, b: Tensor) -> tuple[Tensor, Tensor]:
         """The outputs for rows a, and their targets."""
