@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Any
 
 from fednmap.core import Algorithm, Regularizer
 from fednmap.names import InputError
 from fednmap.regularizers import Zero
 from fednmap.regularizers.parameters import below_one, integer, positive, regularizer
-
-
-class HasPhi(Protocol):
-    @property
-    def phi(self) -> Regularizer: ...
 
 
 def check(algorithm: Algorithm, *names: str) -> None:
@@ -35,7 +30,7 @@ def check(algorithm: Algorithm, *names: str) -> None:
             positive(algorithm, name)
 
 
-def weakly_convex(algorithm: HasPhi, name: str, step: float) -> None:
+def weakly_convex(algorithm: Any, name: str, step: float) -> None:
     """Check that the prox at `step` is single-valued, step * rho < 1; not if rho = inf, where no step is."""
     rho = algorithm.phi.rho
     if rho < math.inf and step * rho >= 1:
@@ -54,22 +49,17 @@ def convex(algorithm: Algorithm) -> None:
         )
 
 
-def default(algorithm: HasPhi, name: str, value: float) -> None:
+def default(algorithm: Any, name: str, value: float) -> None:
     """Set the named hyper-parameter to `value` if it was not given; it must be finite and positive."""
     if getattr(algorithm, name) is None:
         object.__setattr__(algorithm, name, value)
     positive(algorithm, name)
 
 
-def prox_step(algorithm: HasPhi, name: str, value: float) -> None:
+def prox_step(algorithm: Any, name: str, value: float) -> None:
     """Set the step of a prox: by default at most half of what phi allows; it must have step * rho < 1."""
     default(algorithm, name, safe_step(algorithm.phi, value))
     weakly_convex(algorithm, name, getattr(algorithm, name))
-
-
-def default_gamma(phi: Regularizer, eta_a: float, eta_s: float, Q: int) -> float:
-    """Return the paper's ratio gamma = 4 eta_a eta_s Q, at most half of what phi allows."""
-    return safe_step(phi, 4 * eta_a * eta_s * Q)
 
 
 def safe_step(phi: Regularizer, step: float) -> float:

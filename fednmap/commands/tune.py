@@ -181,6 +181,9 @@ def check_auto(config: Config, auto: tuple[str, ...]) -> None:
         )
     if config.asynchronous is not None:
         raise InputError("expected rounds that wait for all clients, got --async; give eta_a and gamma as numbers")
+    for name in ("local_momentum", "local_decay"):  # a round's step is then longer or shorter than eta_a eta_s Q
+        if (value := getattr(config, name)) != Config.model_fields[name].default:
+            raise InputError(f"expected equal local steps, got {name} {value}; give eta_a and gamma as numbers")
     if given := [f"fednmap.{name}" for name in auto if f"fednmap.{name}" in config.set]:
         raise InputError(f"{given[0]} is set, and {given[0].partition('.')[2]} is to be found; leave one of them out")
 

@@ -42,6 +42,10 @@ class ClientRows:
         """Rows of all clients."""
         return int(self.sizes.sum())
 
+    def rows_of(self, i: int) -> slice:
+        """Return client i's rows."""
+        return slice(int(self.offsets[i]), int(self.offsets[i] + self.sizes[i]))
+
     def chunks(self, step: int) -> Iterator[slice]:
         """All rows in order, about `step` at a time."""
         if self.batch_rows is None and not self.read_by_client:
@@ -193,8 +197,7 @@ class ClientData(ClientRows, Sequence[tuple[Tensor, Tensor]]):
     def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         if not -len(self) <= i < len(self):
             raise IndexError(i)
-        rows = slice(int(self.offsets[i]), int(self.offsets[i] + self.sizes[i]))
-        return take(self.x, rows), self.y[rows]
+        return self.batch(self.rows_of(i))
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return (self[i] for i in range(len(self)))

@@ -453,7 +453,10 @@ class FederatedCoxRegression(AnyPenalty):
         return np.exp(self.predict(X, sites))
 
     def predict_survival(self, X: Any, times: Any, site: str | None = None) -> Floats:
-        r"""Return $P(T > t \mid x)$ by rows and times, with the baseline hazard of `site` (Breslow's estimate)."""
+        r"""Return $P(T > t \mid x)$ by rows and times, with the baseline hazard of `site` (Breslow's estimate).
+
+        A missing or unknown site raises InputError.
+        """
         scores = self.predict(X, None if site is None else np.full(_num_samples(X), str(site)))
         if site is None and len(self.sites_) > 1:
             raise InputError(f"each site has a baseline hazard; say which: site={self.sites_[0]!r}, ...")
@@ -478,6 +481,7 @@ class FederatedCoxRegression(AnyPenalty):
         """Return the test of whether coefficients change with time, by column and for all, as R's cox.zph.
 
         transform: of time, "km", "identity" or "log". Sites send a vector and three matrices, sums over events.
+        Penalised, bounded or unconverged fits raise InputError.
         """
         check_is_fitted(self)
         if self.penalty != "none" or self.bounds is not None or self.site_effects != "none":
@@ -491,8 +495,7 @@ class FederatedCoxRegression(AnyPenalty):
         return proportional_hazards(prepared.problem, point, estimator._names(), rows.y, transform)
 
     def score(self, X: Any, y: Any, sites: Any = None) -> float:
-        """Return Harrell's concordance, of pairs within a site and stratum: 1 where hazards order the events perfectly,
-        0.5 by chance."""
+        """Return Harrell's concordance in sites and strata, 0.5 by chance; without such pairs raise InputError."""
         scores = self._scores(X, sites)
         where = divide(sites, len(scores))
         right, pairs, *_ = concordance(scores, self._targets(y, where), None, where.of_row, self._parts(X)[3])

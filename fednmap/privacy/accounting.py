@@ -28,8 +28,9 @@ class Epsilon(NamedTuple):
 
 @cache
 def epsilon(noise_multiplier: float, share: float, rounds: int, delta: float) -> Epsilon:
-    """What `rounds` sums cost, each of contributions up to 1 with noise N(0, noise_multiplier^2), everybody in it by a
-    coin of probability `share`; neighbours differ by one contributor who is there or not.
+    """Return the epsilon of `rounds` sums of contributions up to 1, with Gaussian noise, Poisson sampling at `share`.
+
+    Neighbours differ by one contributor who is there or not. `noise_multiplier` is the noise's standard deviation.
 
     >>> round(epsilon(2.5, 1.0, 15, 1e-5).pld, 1)
     7.3
@@ -56,7 +57,9 @@ def epsilon(noise_multiplier: float, share: float, rounds: int, delta: float) ->
 
 @cache
 def noise_for(target: float, share: float, rounds: int, delta: float) -> float:
-    """Return the least noise multiplier, in four digits, with which `rounds` sums cost at most epsilon = target.
+    """Return the least noise multiplier, in four digits, with which `rounds` sums cost at most epsilon `target`.
+
+    A target or a number of rounds that is not positive raises InputError.
 
     >>> noise_for(2.0, 0.05, 100, 1e-5)
     1.345

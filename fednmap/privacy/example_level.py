@@ -74,7 +74,7 @@ class PrivateRows:
         self.loss, self.gradient, self.predict = problem.loss, problem.gradient, problem.predict
 
     def info(self) -> ProblemInfo:
-        """That of the problem, without what would give exact gradients or Hessians of the sites."""
+        """Return that of the problem, without what would give exact gradients or Hessians of the sites."""
         hidden = dict.fromkeys(("exact", "exact_gradients", "steps_per_round", "module", "hessian", "hessians"))
         return replace(info_of(self.problem), made_of=self.made_of, **hidden)
 
@@ -84,7 +84,7 @@ class PrivateRows:
         return self.problem.made_of() | own
 
     def alone(self, i: int) -> PrivateRows:
-        """Site i by itself, with the coins and the noise that it has here."""
+        """Return the problem of site i alone, with the same draws and noise."""
         return PrivateRows(self.problem.alone(i), self.clip, self.noise_multiplier, rate=self.rate, seed=self.seed)
 
     def epsilon(self, rounds: int, steps: int, delta: float) -> accounting.Epsilon:

@@ -198,7 +198,7 @@ CENTRES: dict[str, Callable[..., Centre]] = {
 
 
 def centre_of(spec: str, **options: Any) -> Centre | None:
-    """Return the aggregator of a name: mean (None), median, trimmed[:SHARE], geometric-median, or clip:C.
+    """Return an aggregator: mean (None), median, trimmed[:SHARE], geometric-median, clip:C; else raise InputError.
 
     >>> centre_of("trimmed:0.2")
     Trimmed(share=0.2, forget=None)

@@ -108,7 +108,7 @@ class Cox(ClientSum):
         return loss, sum((w * v for w, v in zip(weights, gradients, strict=True)), start=torch.zeros_like(x))
 
     def gradients(self, points: Tensor) -> Tensor:
-        """Gradients of f at several points (k, dim)."""
+        """Return the gradients of f at several points (k, dim)."""
         return torch.stack([self.gradient(x) for x in points])
 
     def losses(self, points: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ class Cox(ClientSum):
         return inputs.to(x.dtype) @ x
 
     def baseline(self, x: Tensor, i: int, stratum: int = 0) -> tuple[Tensor, Tensor]:
-        """Client i's event times, ascending, and its baseline cumulative hazard after each, in one of its strata.
+        """Return client i's event times, ascending, and its baseline cumulative hazard after each, in one stratum.
 
         The survival curve of a row a in that stratum is exp(-hazard exp<a, x>).
         """
@@ -154,10 +154,10 @@ class Cox(ClientSum):
         return times, steps.index_add_(0, place, torch.exp(_hazards(eta, s)[happened])).cumsum(0)
 
     def change_in_time(self, x: Tensor, g: Callable[[Tensor], Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Score and information, sums over events, of coefficients x + c g(t) at c = 0.
+        """Return score and information, sums over events, of coefficients $x + c g(t)$ at $c = 0$.
 
-        The sum of g (a - mean) and those of 1, g and g^2 times the variance; mean and variance are of the features over
-        the risk set, weighted by hazards.
+        These are the sum of g (a - mean) and those of 1, g and $g^2$ times the variance. Mean and variance are of the
+        features over the risk set, weighted by hazards.
         """
         score = x.new_zeros(self.dim, dtype=torch.float64)
         sums = [x.new_zeros(self.dim, self.dim, dtype=torch.float64) for _ in range(3)]
@@ -178,7 +178,7 @@ class Cox(ClientSum):
         return score, sums
 
     def strata(self, i: int) -> list[float]:
-        """The strata of client i, in the order of `baseline`; one is 0."""
+        """Return the strata of client i, in the order of `baseline`; one is 0."""
         y = self.data[i][1]
         return torch.unique(y[:, 3]).tolist() if y.shape[1] > 3 else [0.0]
 

@@ -58,8 +58,7 @@ class ClientSum(ABC):
 
     def __init__(self, data: ClientData, weights: Weights, rows: Tensor | None) -> None:
         """rows: the weights of the rows, if they have any."""
-        self.data, self.n = data, len(data)
-        self._sizes, self._offsets, self._counts = data.sizes, data.offsets, rows
+        self.data, self.n, self._counts = data, len(data), rows
         self.weights = client_weights(weights, data.sizes, rows)
         self._part = (0, 1)
 
@@ -100,8 +99,8 @@ class ClientSum(ABC):
 
     def alone(self, i: int) -> Self:
         """Client i by itself: its data, and the minibatches that it has here."""
-        counts = None if self._counts is None else self._counts[self._rows_of(i)]
-        return self._changed(n=1, weights=None, _counts=counts, **_held(self.data.client(i)))
+        counts = None if self._counts is None else self._counts[self.data.rows_of(i)]
+        return self._changed(n=1, weights=None, _counts=counts, data=self.data.client(i))
 
     @abstractmethod
     def oracle(self, clients: Tensor, t: int) -> Oracle:
@@ -123,9 +122,6 @@ class ClientSum(ABC):
         changed = copy.copy(self)
         changed.__dict__.update(fields)
         return changed
-
-    def _rows_of(self, i: int) -> slice:
-        return slice(int(self._offsets[i]), int(self._offsets[i] + self._sizes[i]))
 
     def _client_weights(self) -> Tensor:
         equal = torch.full((self.n,), 1.0 / self.n, dtype=torch.float64, device="cpu")
@@ -171,12 +167,12 @@ class FiniteSum(ClientSum):
         rules: dict[str, Draw] = {REPLACEMENT: sample_numbers, RESHUFFLE: reshuffled}
         self._draw = choose("minibatches", minibatches, rules)
         self._row_bytes = given.row_bytes
-        self._shares = row_shares(self._sizes, self._counts)
+        self._shares = row_shares(self.data.sizes, self._counts)
 
     @property
     def chunk(self) -> int:
         """Clients computed in one call: as many as have their vectors and minibatches in cache."""
-        batch = self.batch_size or int(self._sizes.max())
+        batch = self.batch_size or int(self.data.sizes.max())
         return max(1, SIDE_BY_SIDE_BYTES // (self.start.element_size() * self.dim + self._row_bytes * batch))
 
     @property
@@ -216,10 +212,10 @@ class FiniteSum(ClientSum):
         if self.data.rows <= MANY * step or self._counts is not None:
             return self
         few = self.data.thinned(FEW * step)
-        return self._changed(_shares=row_shares(few.sizes, None), **_held(few))
+        return self._changed(_shares=row_shares(few.sizes, None), data=few)
 
     def alone(self, i: int) -> Self:
-        return super().alone(i)._changed(first=self.first + i, _shares=self._shares[self._rows_of(i)])
+        return super().alone(i)._changed(first=self.first + i, _shares=self._shares[self.data.rows_of(i)])
 
     @abstractmethod
     def batch_loss(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
@@ -227,7 +223,7 @@ class FiniteSum(ClientSum):
 
     @abstractmethod
     def batch_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
-        """Gradient of `batch_loss`; with samples (k, B, ...) that of k clients, at x (k, p) or one common x (p,)."""
+        """Return the gradient of `batch_loss`; with samples (k, B, ...) of k clients, at x (k, p) or a common x."""
 
     def batch_value_and_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
         """Return `batch_loss` and `batch_gradient` at one point; a problem overrides it where they share their work."""
@@ -240,8 +236,10 @@ class FiniteSum(ClientSum):
     def oracle(self, clients: Tensor, t: int) -> Oracle:
         if self.batch_size is None:
             return self._exact(clients)
-        block = blocks(self.seed, clients, t, self.batch_size, self._sizes, self._offsets, self.first, self._draw)
-        equal, held = 1.0 / self.batch_size, self._sizes[clients.cpu()].unsqueeze(-1)
+        block = blocks(
+            self.seed, clients, t, self.batch_size, self.data.sizes, self.data.offsets, self.first, self._draw
+        )
+        equal, held = 1.0 / self.batch_size, self.data.sizes[clients.cpu()].unsqueeze(-1)
         once = BLOCK * clients.numel() * self.batch_size * self._row_bytes <= AT_ONCE_BYTES
         if once and self._counts is None and self.data.stackable:
             batch = by_step(lambda number: self._apart(block(number)))
@@ -274,7 +272,7 @@ class FiniteSum(ClientSum):
         """Full local gradients: one client's by its rows; several clients' in one batch, the shorter ones padded."""
         step, kept = max(1, self.rows_at_once() // max(1, clients.numel())), list[Batch]()
         if clients.ndim:
-            longest = int(self._sizes[clients.cpu()].max())
+            longest = int(self.data.sizes[clients.cpu()].max())
             parts = [partial(self._padded, clients, c, min(c + step, longest)) for c in range(0, longest, step)]
         else:
             parts = [partial(self._weighted_rows, rows) for rows in self.data.chunks_of(int(clients), step)]
@@ -294,7 +292,7 @@ class FiniteSum(ClientSum):
 
     def _padded(self, clients: Tensor, first: int, end: int, x: Tensor) -> Batch:
         """Samples first .. end - 1 of each client; where it has fewer, its last one with weight 0."""
-        sizes, offsets = (v[clients.cpu()].unsqueeze(-1) for v in (self._sizes, self._offsets))
+        sizes, offsets = (v[clients.cpu()].unsqueeze(-1) for v in (self.data.sizes, self.data.offsets))
         j = torch.arange(first, end, device="cpu")
         rows = offsets + torch.minimum(j, sizes - 1)
         return *self._gather(rows, x), ((j < sizes) * self._shares[rows]).to(x)
@@ -308,7 +306,7 @@ class FiniteSum(ClientSum):
 
     def _row_weights(self, like: Tensor) -> Tensor:
         """What each row contributes to f."""
-        return (torch.repeat_interleave(self._client_weights(), self._sizes) * self._shares).to(like)
+        return (torch.repeat_interleave(self._client_weights(), self.data.sizes) * self._shares).to(like)
 
     def _chunks(self) -> Iterator[slice]:
         """Rows gone through together."""
@@ -336,11 +334,6 @@ class FiniteSum(ClientSum):
     def rows_at_once(self) -> int:
         """Return the number of rows in a batch of a pass over all data."""
         return max(1, CHUNK_BYTES // self._row_bytes)
-
-
-def _held(data: ClientData) -> dict[str, Any]:
-    """The fields of a `ClientSum` that hold its data."""
-    return {"data": data, "_sizes": data.sizes, "_offsets": data.offsets}
 
 
 def total(

@@ -125,7 +125,7 @@ class GLM(FiniteSum):
         return (weight * loss).sum(-1), self._back(self._weighted(weight, slope), design)
 
     def smoothness(self, x: Tensor | None = None) -> float:
-        """L of f: the largest eigenvalue of its Hessian, everywhere if the family's curvature is bounded, else at x.
+        """Return L of f, the largest eigenvalue of its Hessian: anywhere if the family's curvature is bounded, or at x.
 
         By products with the features alone, a few dozen passes over the data; within a thousandth. x: default the
         start.
@@ -147,7 +147,7 @@ class GLM(FiniteSum):
         return largest_eigenvalue(product, x)
 
     def gradients(self, points: Tensor) -> Tensor:
-        """Gradients of f at several points (k, dim), in one pass over the rows; not for families with constants."""
+        """Return gradients of f at several points (k, dim), in one pass; not for families with constants."""
         if len(points) == 1:
             return sum(
                 (self.batch_gradient(points[0], *piece) for piece in self._pieces(1, points.dtype)),
@@ -175,7 +175,7 @@ class GLM(FiniteSum):
     def client_losses(self, x: Tensor) -> Tensor:
         """Return f_i of every client, (n,)."""
         each = [self.family.loss(*self._at(x, design, b)).double() for design, b, _ in self._pieces(1, x.dtype)]
-        return per_client(self._shares * torch.cat(each).cpu(), self._sizes)
+        return per_client(self._shares * torch.cat(each).cpu(), self.data.sizes)
 
     def _rows(self, a: Tensor | Design, b: Tensor, dtype: torch.dtype) -> Design:
         """The rows a with the targets b, to compute with."""
@@ -253,6 +253,11 @@ class GLM(FiniteSum):
         table = every.reshape(self.family.outputs, -1)
         return torch.cat([table[: self._scores, :-1].flatten(), table[self.family.outputs - self._offsets_of :, -1]])
 
+    def rows_at(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs for all rows and their targets, as the family takes them."""
+        eta, y = self._known(self.scores(x, self.data.x), self.data.y)
+        return eta, self.family.targets(y, x.dtype)
+
     def _at(self, x: Tensor, a: Design, b: Tensor) -> tuple[Tensor, Tensor]:
         """The outputs for rows a, and their targets."""
         eta = self._outputs(x, a)
@@ -298,7 +303,7 @@ class GLM(FiniteSum):
     def _exact(self, clients: Tensor) -> Oracle:
         """Full local gradients: large clients one after another on their own rows, small ones in one call, padded."""
         ids = clients.reshape(-1).tolist()
-        sizes = self._sizes.numpy()[ids]
+        sizes = self.data.sizes.numpy()[ids]
         total, longest = int(sizes.sum()), int(sizes.max())
         small = len(ids) * longest <= 2 * total and self._row_bytes * total <= SMALL_BYTES * len(ids)
         if clients.ndim and small:
@@ -307,7 +312,7 @@ class GLM(FiniteSum):
 
         @cache
         def rows(i: int, dtype: torch.dtype) -> Prepared:
-            return self._prepared(self._rows_of(i), self._shares, dtype)
+            return self._prepared(self.data.rows_of(i), self._shares, dtype)
 
         def g(x: Tensor, q: int) -> Tensor:
             points = zip(ids, x.expand(len(ids), -1), strict=True)
@@ -327,7 +332,7 @@ class GLM(FiniteSum):
         kept = self._small.get((ids, dtype))
         if kept is None:
             clients = torch.tensor(ids, device="cpu")
-            a, b, weight = self._padded(clients, 0, int(self._sizes[clients].max()), self.start.to(dtype))
+            a, b, weight = self._padded(clients, 0, int(self.data.sizes[clients].max()), self.start.to(dtype))
             kept = self._rows(a, b, dtype).kept(), b, weight
             if (len(self._small) + 1) * b.numel() * self._row_bytes > KEPT_BYTES:
                 self._small.clear()

@@ -138,7 +138,7 @@ class Network(FiniteSum):
         a, b = self._inputs(a, self.start), like(b, self.start)
         outputs = partial(function.outputs, self.start)
         if self.data.batch_rows:
-            probe.check_single(outputs, mapped(lambda v: v[:1], a), self._sizes, self.batch_size)
+            probe.check_single(outputs, mapped(lambda v: v[:1], a), self.data.sizes, self.batch_size)
         else:
             probe.check_alone(outputs, a, out, coarse=function.half or self._options["autocast"] is not None)
         y = self.data.y if isinstance(self.data, ClientData) else b
@@ -173,7 +173,7 @@ class Network(FiniteSum):
     @property
     def chunk(self) -> int:
         """Clients computed in one call, as the kernel has it; their activations take bounded memory."""
-        rows = self.batch_size or int(self._sizes.max())
+        rows = self.batch_size or int(self.data.sizes.max())
         most = ACTIVATION_BYTES // max(1, rows * self._activation_bytes)
         return self._steps.chunk(max(1, min(super().chunk, most)), rows)
 

@@ -29,7 +29,7 @@ class Pooled:
         self.loss, self.gradient = problem.loss, problem.gradient
 
     def info(self) -> ProblemInfo:
-        """That of the clients' problem, but for what is about single clients."""
+        """Return that of the clients' problem, without what is about single clients."""
         whole = info_of(self.problem)
         return replace(whole, weights=None, chunk=None, exact=self.exact, exact_gradients=None, hessians=None)
 

@@ -7,7 +7,7 @@ number.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from numbers import Integral, Real
 
 import numpy as np
@@ -39,31 +39,22 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:56]} ..."
 
 
-def nonnegative(owner: object, *names: str) -> None:
-    """Check that each named number is finite and at least 0."""
-    _each(owner, names, lambda number: 0 <= number < math.inf, "a finite number, at least 0")
+def _numbers(fits: Callable[[float], bool], allowed: str) -> Callable[..., None]:
+    """A check of an owner's named numbers, check(owner, "name", ...)."""
+
+    def check(owner: object, *names: str) -> None:
+        for name in names:
+            number = plain(owner, name)
+            if number is None or not fits(number):
+                raise wrong(owner, name, allowed)
+
+    return check
 
 
-def positive(owner: object, *names: str) -> None:
-    """Check that each named number is finite and positive."""
-    _each(owner, names, lambda number: 0 < number < math.inf, "a finite positive number")
-
-
-def fraction(owner: object, *names: str) -> None:
-    """Check that each named number is in [0, 1]."""
-    _each(owner, names, lambda number: 0 <= number <= 1, "a number from 0 to 1")
-
-
-def below_one(owner: object, *names: str) -> None:
-    """Check that each named number is in [0, 1)."""
-    _each(owner, names, lambda number: 0 <= number < 1, "a number, at least 0 and below 1")
-
-
-def _each(owner: object, names: Sequence[str], fits: Callable[[float], bool], allowed: str) -> None:
-    for name in names:
-        number = plain(owner, name)
-        if number is None or not fits(number):
-            raise wrong(owner, name, allowed)
+nonnegative = _numbers(lambda number: 0 <= number < math.inf, "a finite number, at least 0")
+positive = _numbers(lambda number: 0 < number < math.inf, "a finite positive number")
+fraction = _numbers(lambda number: 0 <= number <= 1, "a number from 0 to 1")
+below_one = _numbers(lambda number: 0 <= number < 1, "a number, at least 0 and below 1")
 
 
 def integer(owner: object, name: str, least: int) -> None:
@@ -77,7 +68,8 @@ def weights(owner: object, name: str) -> None:
     """Check that the named value is a finite number, at least 0, or a tensor or array of such."""
     value = getattr(owner, name)
     if not isinstance(value, Tensor | np.ndarray):
-        return nonnegative(owner, name)
+        nonnegative(owner, name)
+        return
     tensor = value if isinstance(value, Tensor) else torch.from_numpy(value)
     if tensor.dtype == torch.bool or tensor.is_complex() or not bool(((tensor >= 0) & tensor.isfinite()).all()):
         raise wrong(owner, name, "a tensor of finite numbers, at least 0")

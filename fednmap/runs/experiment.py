@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fednmap import data as datasets
 from fednmap.algorithms import WITH_MEMORY, ServerOptimiser
 from fednmap.algorithms import method as served
-from fednmap.algorithms.hyperparameters import default_gamma
+from fednmap.algorithms.hyperparameters import safe_step
 from fednmap.asynchronous import Asynchronous, rule_of, trace
 from fednmap.core import Algorithm, Problem, Regularizer, oracle_of, with_fields
 from fednmap.data import ClientData, Dataset
@@ -71,7 +71,7 @@ class Methods:
                     "alone, and its intercept is never regularized"
                 )
             phi = restrict(phi, module, config.penalty_only)
-        methods = cls(config, phi, config.gamma or default_gamma(phi, config.eta_a, config.eta_s, config.local_steps))
+        methods = cls(config, phi, config.gamma or safe_step(phi, 4 * config.eta_a * config.eta_s * config.local_steps))
         for name in config.algorithms:
             algorithm = methods.algorithm(name)
             if config.schedule != "constant":

@@ -261,6 +261,8 @@ def test_the_steps_of_a_run_are_found_anew(tmp_path, capsys):
     [
         (["--dp-clip", "1", "--dp-noise", "1"], "without clipping or noise, which no epsilon counts"),
         (["--async", "buffer:3"], "expected rounds that wait for all clients, got --async"),
+        (["--local-momentum", "0.9"], "expected equal local steps, got local_momentum 0.9; give eta_a and gamma"),
+        (["--local-decay", "0.5"], "expected equal local steps, got local_decay 0.5"),
         (["--dp-clip", "1", "--dp-noise", "1", "--batch-size", "0"], "give eta_a and gamma as numbers"),
         (["--set", "fednmap.eta_a=3"], "fednmap.eta_a is set, and eta_a is to be found; leave one of them out"),
     ],
