@@ -122,10 +122,17 @@ def predict(
     site: Annotated[
         str | None, typer.Option(help="Use this site's own coefficients (a fit with --site-effects).")
     ] = None,
+    effects: Annotated[
+        Path | None, typer.Option(help="Use a site's own coefficients, from the file that its node has written.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the predictions here; default: print them.")] = None,
 ) -> None:
     """Predict the rows of a new file with a fitted model."""
     model = fitted_model.load(run)
+    if effects is not None:
+        if site is not None:
+            raise InputError("expected --site or --effects, got both; the file says which site it is")
+        model, site = fitted_model.with_effects(model, effects)
     found: dict[str, list[Any]] = model.predict(tables.read(table, only=model.needed), site)
     if id is not None:
         if id in found:

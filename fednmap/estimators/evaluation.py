@@ -37,6 +37,7 @@ from fednmap.report.plots import picture
 from fednmap.tables.table import divide
 
 CLASSES = ("logistic", "binomial")  # families of two classes
+GRID = 20  # intervals of predictions, between machines
 GROUPS = 10  # of rows in a calibration curve
 STEPS = 50  # Newton steps of a recalibration, at most
 CLOSE = 1e-10  # change of scores, relative to the largest, at which they end
@@ -115,7 +116,7 @@ class Evaluation:
 def evaluate(
     model: Federated,
     X: Any,
-    y: Any,
+    y: Any = None,
     sites: Any = None,
     sample_weight: Any = None,
     *,
@@ -155,6 +156,8 @@ def evaluate(
         fitted, rows = model._reading(X, y, sites, sample_weight)
         fitted.__dict__.update({"mu": model.mu_} if hasattr(model, "mu_") else {})
         folds = folds_of(fitted, cv, random_state, rows, X, y, sites, sample_weight)
+        if rows.remote is not None:
+            return _between_machines(fitted, rows, folds, level)
         scores, tested = _held_out_scores(fitted, rows, folds)
         rows, scores = rows.some(tested), scores[tested]
         y, weight, where, stratum = rows.y, rows.weight, rows.sites, None
@@ -175,6 +178,34 @@ def evaluate(
     each = (where.of_row == k for k in range(len(where)))
     sums = np.sum([site_sums(kind, scores[r], y[r], weight[r], edges, constants, known) for r in each], 0)
     return from_sums(kind, sums, edges, constants, level)
+
+
+def _between_machines(model: Federated, rows: Rows, folds: list[Fold], level: float) -> Evaluation:
+    """Measures of rows at sites that are asked by messages, from one sum over sites by intervals of predictions."""
+    kind, points, fills, converged = model._family(), [], [], []
+    assert rows.remote is not None
+    assert isinstance(kind, Family)
+    for fold in folds:
+        part = rows.remote.refilled(fold.number)
+        train, other = rows._replace(remote=part).of_fold(fold.train, fold.number, held_out=False), copy(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of convergence, below for all folds
+            Federated.fit(other, train)
+        constants = vars(other).get("constants_", ())
+        points.append(np.concatenate([np.ravel(other.coef_), np.ravel(other.intercept_), constants]))
+        fills.append(dict(part.fill))
+        converged.append(other.converged_)
+    warn_unconverged(converged, "models without a fold")
+    values, _ = rows.remote.response()
+    quantiles = stats.norm.ppf(np.arange(1, GRID) / GRID)
+    if kind.name in CLASSES:
+        edges = np.arange(1, GRID) / GRID
+    elif kind.name in ("gaussian", "huber"):
+        edges = values.mean() + np.ptp(values) / 2 * quantiles
+    else:
+        edges = values.mean() * np.exp(quantiles)
+    told = rows.remote.sum("predictions", torch.from_numpy(np.stack(points)), grid=edges.tolist(), fills=fills)
+    return from_sums(kind, told.reshape(5, -1), edges, vars(model).get("constants_", ()), level)
 
 
 def site_sums(

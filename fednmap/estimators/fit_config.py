@@ -32,7 +32,7 @@ NUMBERS = {"poisson": "counts", "negative-binomial": "counts", "binomial": "succ
 """What the numbers of a target are called, of which none may be below 0."""
 POSITIVE = ("exposures", NUMBERS["gamma"])
 MANY_CLASSES = 50
-LOCAL = ("formula", "offset", "exposure", "entry", "strata", "site_effects", "mu", "heterogeneity", "evaluate")
+LOCAL = ("heterogeneity",)
 """Settings that a fit between machines does not have yet."""
 
 
@@ -202,10 +202,19 @@ class FitConfig(Settings):
         ]
 
     @property
+    def offset_column(self) -> str | None:
+        """The column of offsets or exposures."""
+        return self.exposure if self.offset is None else self.offset
+
+    @property
+    def extra_columns(self) -> list[str]:
+        """The columns of the model that have no coefficients, without the goals."""
+        return [name for name in (self.offset_column, self.strata) if name is not None]
+
+    @property
     def own_columns(self) -> list[str]:
         """The columns of a table that are no features."""
-        others = [name for name in (self.offset, self.exposure, self.strata) if name is not None]
-        return [*self.goals, *others, *listed(self.exclude)]
+        return [*self.goals, *self.extra_columns, *listed(self.exclude)]
 
     def made_family(self) -> Response:
         return CoxResponse(self.ties) if self.family == "cox" else family(self.family)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from scipy.sparse import issparse
 from scipy.special import gammaln
 from sklearn.model_selection import check_cv
@@ -31,6 +32,7 @@ from fednmap.estimators.linear_models import (
 )
 from fednmap.estimators.path import RegularizationPath, grid, is_ridge, null_model, walk
 from fednmap.estimators.prepare import Prepared, dense, problem_of
+from fednmap.estimators.remote import RemoteProblem
 from fednmap.estimators.rows import Floats, Rows, sample_weights
 from fednmap.estimators.site_effects import PartialMinimum
 from fednmap.names import InputError
@@ -194,6 +196,8 @@ class CrossValidated(Federated):
         test, prepared = rows.of_fold(fold.test, fold.number, held_out=True), self._prepare(train)
         path = walk(self, prepared, self.lambdas_)
         moments = len(prepared.sites) * prepared.scaling.nbytes
+        if isinstance(prepared.problem, RemoteProblem) and prepared.problem.site_effects:
+            return prepared.problem.held_out(torch.stack([fit.x for fit in path.fits])), path, moments
         if self._family().level:
             return _losses(prepared, path, test, self.weights), path, moments
         # the partial likelihood of a fold is what it adds to that of the others

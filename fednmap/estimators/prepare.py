@@ -215,7 +215,12 @@ class Prepared(Layout):
         """Of sites, which x does not hold."""
         self.quadratic = isinstance(family, Gaussian) and site_effects != "sparse"
         """Whether the Hessian is the same everywhere."""
-        if site_effects != "none":
+        self._level: Floats | None = None
+        """The intercept of a model between machines whose sites have their own: on scaled columns that of the mean
+        row; then the mean of the sites', where these tell sums alone."""
+        if isinstance(self.problem, RemoteProblem) and site_effects != "none":
+            self._level = family.first(*known) if self.level else np.zeros(1)
+        elif site_effects != "none":
             first = family.first(y, each) if self.level else np.zeros(0)
             self.problem.start = torch.from_numpy(np.concatenate([np.zeros(self.end), first]))
             only = mu if site_effects == "sparse" else None
@@ -223,6 +228,9 @@ class Prepared(Layout):
             self.problem = PartialMinimum(self.problem, rows.sites.names, self.site_weights, only, self.unit)
         else:
             self._begin(len(y))
+        if rows.remote is not None and (shift := rows.remote.mean_offset) is not None and intercept:
+            assert isinstance(self.problem, RemoteProblem)
+            self.start[self.end] = self.problem.null_level(float(self.start[self.end]) - shift)
         steep = np.maximum(family.steepness(*known), 1e-12)
         square = np.where(scaling.square > 0, scaling.square, 1.0)
         self.deviation = np.sqrt(square)
@@ -345,7 +353,11 @@ class Prepared(Layout):
         return found
 
     def effects(self, x: Tensor, names: Any) -> SiteEffects | None:
-        """The effects of each site at the shared coefficients x; None where sites do not differ."""
+        """The effects of each site at the shared coefficients x; None where sites do not differ, or keep their own."""
+        if isinstance(self.problem, RemoteProblem) and self._level is not None:
+            told = self.problem.keep_effects(x)
+            if told is not None:  # of the columns as they are given
+                self._level = told + self.coefficients(x) * self.scaling.factor @ self.scaling.shift
         if not isinstance(self.problem, PartialMinimum):
             return None
         d, a = self.problem.effects(x)
@@ -355,9 +367,13 @@ class Prepared(Layout):
         return SiteEffects(self.sites.names, tuple(names), a, deviation)
 
     def parameters(self, x: Tensor) -> Parameters:
-        found, effects = super().parameters(x), self.effects(x, ())
-        if effects is None:
+        found = super().parameters(x)
+        if self._level is not None:
+            return Parameters(*self.scaling.original(self.coefficients(x), self._level), found.constants)
+        if not isinstance(self.problem, PartialMinimum):
             return found
+        effects = self.effects(x, ())
+        assert effects is not None
         return found._replace(intercept=np.array([self.site_weights @ effects.intercept]))
 
     def report(self, x: Tensor) -> list[dict[str, Any]]:

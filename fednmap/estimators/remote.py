@@ -7,6 +7,7 @@ asks of these is a sum over rows, so a sum over sites: a question to all of them
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,12 +15,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
+from scipy.optimize import brentq
 from torch import Tensor
 
 from fednmap.estimators.rows import Floats, Rows
+from fednmap.estimators.site_effects import identified
 from fednmap.names import InputError
 from fednmap.problems.families import Response
 from fednmap.tables import statistics as columns
+
+UNSOLVED = 2.0**44
+"""What a site sends for a point at which it cannot find its effects; the server takes a shorter step."""
 
 if TYPE_CHECKING:
     from fednmap.estimators.handshake import Agreement
@@ -92,20 +98,25 @@ class RemoteRows:
         return replace(self, fill={name: float(told.get(name, fill[name])) for name in names})
 
     @cached_property
-    def _sums(self) -> tuple[Floats, Floats]:
-        """The weighted sums of the columns, and of y or of its classes."""
-        found, p = self.sum("sums"), len(self.known.names)
-        return found[:p], found[p:]
+    def _sums(self) -> tuple[Floats, Floats, Floats]:
+        """The weighted sums of the columns, of y or of its classes, and of offsets."""
+        found, p, end = self.sum("sums"), len(self.known.names), len(self.known.names) + max(len(self.known.classes), 1)
+        return found[:p], found[p:end], found[end:]
 
     @cached_property
     def _squares(self) -> Floats:
         """The weighted sums of squared deviations, of y last."""
-        mean, y = self._sums
+        mean, y, _ = self._sums
         return self.sum("squares", mean=mean.tolist(), y=float(y[0]))
 
     def moments(self) -> tuple[Floats, Floats]:
         """Mean and deviation of every column."""
         return self._sums[0], np.sqrt(self._squares[:-1])
+
+    @property
+    def mean_offset(self) -> float | None:
+        """Of the offsets; None where there are none."""
+        return float(self._sums[2][0]) if self.known.task.offset_column is not None else None
 
     def response(self) -> tuple[Floats, Floats]:
         """Few values that have the shares of y's classes or events, or its mean and deviation; and their shares."""
@@ -149,12 +160,16 @@ class RemoteProblem:
         self._rows, self.n = rows, len(rows.known.rows)
         self.dim = rows.known.dim
         self.start = torch.zeros(self.dim, dtype=torch.float64)
+        self.site_effects = rows.known.task.site_effects != "none"
         self._scaling: dict[str, Any] = {}
         if scaling is not None:
             self._scaling = {"shift": scaling.shift.tolist(), "factor": scaling.factor.tolist()}
 
     def _ask(self, what: str, points: Tensor, **more: Any) -> Tensor:
-        return torch.from_numpy(self._rows.sum(what, points, **self._scaling, **more))
+        found = self._rows.sum(what, points, **self._scaling, **more)
+        if self.site_effects and what in ("gradients", "losses"):
+            found = np.where(np.abs(found) < UNSOLVED / 2, found, np.nan)
+        return torch.from_numpy(found)
 
     def gradients(self, points: Tensor) -> Tensor:
         return self._ask("gradients", points).reshape(points.shape)
@@ -168,14 +183,47 @@ class RemoteProblem:
     def loss(self, x: Tensor) -> Tensor:
         return self.losses(x[None])[0]
 
+    def _matrix(self, what: str, x: Tensor, **more: Any) -> Tensor:
+        found = self._ask(what, x[None], **more)
+        matrix, whole = found[: self.dim**2].reshape(self.dim, -1), found[self.dim**2 :]
+        return identified(matrix, whole) if self.site_effects else matrix
+
     def hessian(self, x: Tensor) -> Tensor:
-        return self._ask("hessian", x[None]).reshape(self.dim, -1)
+        return self._matrix("hessian", x)
 
     def information(self, x: Tensor) -> Tensor:
-        return self._ask("information", x[None]).reshape(self.dim, -1)
+        return self._matrix("hessian" if self.site_effects else "information", x)
 
     def outer(self, x: Tensor, copies: float | None = None) -> Tensor:
-        return self._ask("outer", x[None], copies=copies).reshape(self.dim, -1)
+        return self._matrix("outer", x, copies=copies)
+
+    def held_out(self, points: Tensor) -> Floats:
+        """The mean loss of the rows of a fold under models whose site effects are those of the other rows."""
+        number, _ = self._rows.part or (0, False)
+        return self._rows.of_fold(number, True).sum("held-out", points, **self._scaling)
+
+    def keep_effects(self, x: Tensor) -> float | None:
+        """Let every site keep its own effects at the end of a fit; the mean intercept, where sites only tell sums."""
+        if self._rows.part is not None:
+            return None
+        told = self._rows.sum("effects", x[None], **self._scaling)
+        return float(told[0]) if len(told) else None
+
+    def null_level(self, guess: float) -> float:
+        """The intercept of the model without columns: where the slope of the loss along it is 0."""
+        place = len(self._rows.known.names)
+
+        def slope(level: float) -> float:
+            x = self.start.clone()
+            x[place] = level
+            return float(self.gradient(x)[place])
+
+        step, first = 1.0, slope(guess)
+        other = guess - math.copysign(step, first)
+        while first and slope(other) * first > 0:
+            step *= 2
+            other -= math.copysign(step, first)
+        return float(brentq(slope, guess, other, xtol=1e-14, rtol=1e-14)) if first else guess
 
     def pearson(self, x: Tensor) -> float:
         return float(self._ask("pearson", x[None]))

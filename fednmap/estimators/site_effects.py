@@ -107,7 +107,7 @@ class PartialMinimum:
 
     def losses(self, points: Tensor) -> Tensor:
         total = torch.zeros(len(points), dtype=torch.float64, device="cpu")
-        for i, (inner, size) in enumerate(self._inner(points)):
+        for i, (inner, size) in enumerate(self.inner(points)):
             total += self.weights[i] * self._sites[i].losses(inner) + size
         return total
 
@@ -117,7 +117,7 @@ class PartialMinimum:
 
     def site_gradients(self, points: Tensor) -> list[Tensor]:
         """Of each F_i at several points (k, p): what the sites send."""
-        inner = self._inner(points)
+        inner = self.inner(points)
         each = zip(self.weights, self._sites, inner, strict=True)
         return [w * site.gradients(x)[:, : self.columns] for w, site, (x, _) in each]
 
@@ -129,7 +129,7 @@ class PartialMinimum:
 
     def client_losses(self, x: Tensor) -> Tensor:
         """f_i of every site under its own model."""
-        each = zip(self._sites, self._inner(x[None]), strict=True)
+        each = zip(self._sites, self.inner(x[None]), strict=True)
         return torch.stack([site.losses(inner)[0] for site, (inner, _) in each])
 
     def smoothness(self) -> float:
@@ -137,26 +137,30 @@ class PartialMinimum:
 
     def hessian(self, x: Tensor) -> Tensor:
         """Of F if intercepts alone differ: what the sites' intercepts leave of each Hessian (Schur complements)."""
-        return self._projected(x, lambda site, inner: site.hessian(inner), 1)
+        return identified(*self.projected("hessian", x))
 
     def outer(self, x: Tensor, copies: float | None) -> Tensor:
         """The sum over rows of squares of their gradients, less what intercepts explain; see `GLM.outer`."""
-        return self._projected(x, lambda site, inner: site.outer(inner, copies), 2 if copies is None else 1)
+        return identified(*self.projected("outer", x, copies))
 
-    def _projected(self, x: Tensor, matrix: Any, power: int) -> Tensor:
-        p = self.columns
+    def projected(self, what: str, x: Tensor, copies: float | None = 1.0) -> tuple[Tensor, Tensor]:
+        """The sum over sites of what intercepts leave of a matrix, "hessian" or "outer", and its diagonal before."""
+        p, power = self.columns, 2 if copies is None else 1
         total, whole = torch.zeros(p, p, dtype=x.dtype, device="cpu"), torch.zeros(p, dtype=x.dtype, device="cpu")
-        for w, site, (inner, _) in zip(self.weights, self._sites, self._inner(x[None]), strict=True):
-            hessian, found = site.hessian(inner[0]), w**power * matrix(site, inner[0])
+        for w, site, (inner, _) in zip(self.weights, self._sites, self.inner(x[None]), strict=True):
+            hessian = matrix = site.hessian(inner[0])
+            if what == "outer":
+                assert isinstance(site, GLM)
+                matrix = site.outer(inner[0], copies)
+            found = w**power * matrix
             whole += found.diagonal()[:p]
             if self.own:
                 out = torch.cat([torch.eye(p, dtype=x.dtype, device="cpu"), -hessian[p:, :p] / hessian[p:, p:]])
                 found = out.mT @ found @ out
             total += found
-        inside = (total.diagonal() > ALIASED * whole).to(x)
-        return total * inside * inside[:, None]
+        return total, whole
 
-    def _inner(self, points: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def inner(self, points: Tensor) -> list[tuple[Tensor, Tensor]]:
         """For each site (b + d_i, a_i) at every point, and mu |d_i|_1."""
         found = []
         for i in range(self.n):
@@ -188,7 +192,8 @@ class PartialMinimum:
             curve = (weight * site.family.curvature(eta + a, y)).sum(0).clamp_min(1e-300)
             limit = torch.inf if isinstance(site.family, Gaussian) else LONGEST * 2.0**k
             step = a - torch.where(curve < torch.inf, slope / curve, slope.sign() * limit).clamp(-limit, limit)
-            a = torch.where((step > low) & (step < high), step, torch.where(slope == 0, a, (low + high) / 2))
+            stays = (slope == 0) | (step == a)  # to rounding; an end of the bracket may be infinite
+            a = torch.where((step > low) & (step < high), step, torch.where(stays, a, (low + high) / 2))
         self._first[i][-1] = float(a[0])
         return torch.cat([torch.zeros_like(points), a[:, None]], 1)
 
@@ -201,7 +206,7 @@ class PartialMinimum:
         if self.mu is None:
             return np.asarray(self._intercepts(i, torch.from_numpy(b)[None])[0])
         p = self.columns
-        last, u = self._last.get((i, k)) or self._last.get((i, 0)) or (np.zeros(p), self._first[i])
+        last, u = self._last.get((i, k)) or self._last.get((i, max(k - 1, 0))) or (np.zeros(p), self._first[i])
         stay = np.append(last + u[:p] - b, u[p:])
         follow = np.append(np.where(u[:p] * stay[:p] > 0, stay[:p], 0.0), u[p:])
         starts = sorted((follow, stay), key=lambda u: np.nan_to_num(self._site_loss(i, b, u)[0], nan=np.inf))
@@ -261,6 +266,12 @@ class PartialMinimum:
             if isinstance(self.problem, GLM) and isinstance(self.problem.family, Gaussian):
                 self._hessians[i] = found
         return found
+
+
+def identified(matrix: Tensor, whole: Tensor) -> Tensor:
+    """A matrix without columns that the sites' intercepts determine; whole: its diagonal before they left it."""
+    inside = (matrix.diagonal() > ALIASED * whole).to(matrix)
+    return matrix * inside * inside[:, None]
 
 
 def _quadratic(D: Floats, g: Floats, x: Floats, mu: float, end: int) -> Floats:

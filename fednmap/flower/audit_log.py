@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,7 +24,7 @@ LOG = "sent"  # the folder of the logs: a client's log may be in the folder of i
 WORDS = {
     "query": "name",
     "query.site": "what it has",
-    "query.tables": "answer about its columns",
+    "query.tables": "answer about its table",
     "train": "uplink",
     "evaluate": "measurement",
     "train.keys": "secagg: public keys",
@@ -31,6 +32,11 @@ WORDS = {
     "train.unmask": "secagg: shares to unmask",
 }
 """Kinds of messages, in words."""
+
+PLAIN = tuple(
+    f"fednmap.{room}" for room in ("flower.", "runs.", "simulation.", "algorithms.", "regularizers.", "names")
+)
+"""Modules whose InputErrors are about a message or a setting; the words of others, such as a user's, may show cells."""
 
 Settings = Callable[[Mapping[str, Any]], tuple[Config, FederationSettings]]
 Answer = Callable[[Message, Node], RecordDict]
@@ -79,10 +85,13 @@ def audited(answer: Answer, settings: Settings) -> Callable[[Message, Context], 
             record: Any = message.content.get(name, {})
             line |= {key: record[key] for key in ("run", "t", "ticket", "counted") if key in record}
         try:
+            if "question" in message.content:
+                question = json.loads(str(message.content["question"]["json"]))
+                line |= {name: str(question[name])[:20] for name in ("ask", "part") if question.get(name) is not None}
             node.config, node.federation = settings(context.run_config)
             content = answer(message, node)
         except Exception as error:
-            plain = type(error) is InputError  # about a message or a setting; the words of others may show cells
+            plain = type(error) is InputError and _module_of(error).startswith(PLAIN)
             said = error if plain else InputError(in_words(refusal(node.name, error)))
             _append(node, line | {"error": str(said)[:300]})
             raise said from None
@@ -96,6 +105,12 @@ def audited(answer: Answer, settings: Settings) -> Callable[[Message, Context], 
         return Message(content, reply_to=message)
 
     return handler
+
+
+def _module_of(error: Exception) -> str:
+    """The module that raised an error."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__"))
 
 
 def _append(node: Node, line: Mapping[str, Any]) -> None:
@@ -143,7 +158,8 @@ def rows(client: str, lines: Iterable[dict[str, Any]]) -> list[AuditRow]:
     counted, found = set(), dict[tuple[Any, ...], list[dict[str, Any]]]()
     for line in lines:
         counted.add(line.get("counted", ""))
-        found.setdefault((WORDS.get(line["kind"], line["kind"]), _contents(line), _treated(line)), []).append(line)
+        kind = WORDS.get(line["kind"], line["kind"]) + (f": {line['ask']}" if "ask" in line else "")
+        found.setdefault((kind, _contents(line), _treated(line)), []).append(line)
     rows = []
     for (kind, items, treated), same in found.items():
         rounds = [int(line.get("t", line.get("ticket", "")[:8])) for line in same if "t" in line or "ticket" in line]

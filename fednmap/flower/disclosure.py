@@ -11,7 +11,8 @@ import logging
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from io import BytesIO
@@ -29,10 +30,12 @@ from fednmap.privacy import accounting
 from fednmap.problems import GLM
 from fednmap.runs.atomic_files import from_json, to_json, write_atomically
 from fednmap.simulation import lock
-from fednmap.tables import Table
+from fednmap.tables import FederatedFormula, Table
 from fednmap.tables.statistics import levels_of
 from fednmap.tables.table import SiteError, is_words, missing
 
+NO_MODEL = ("-rows", "-cells")
+"""How marks of points end at which there is no model: rows are counted there."""
 OTHER = "other"
 """The level that small levels are merged into."""
 
@@ -118,6 +121,20 @@ class Rules(BaseModel):
                 strict.table(own.some(rows), goals, used, words)
         return own.some(inside)
 
+    def formula(self, encoder: FederatedFormula) -> None:
+        """Refuse a formula whose numbers could single out rows: columns as they are, levels, means and quantiles of all
+        sites cannot."""
+        if (self.min_level_count or self.min_effective_rows) and (odd := encoder.with_numbers):
+            raise _refused("formula", f"{odd[0]!r} has numbers that whoever submits the run has chosen")
+
+    def matrix(self, X: Floats, names: Sequence[str]) -> None:
+        """Refuse columns of a formula that rest on few rows: cells of interactions, and the tail of an exponential."""
+        limit = max(self.min_level_count, self.min_effective_rows)
+        for values, name in zip(X.T, names, strict=True):
+            rows = effective_rows((values - np.median(values))[:, None])
+            if rows < limit:
+                raise _refused("few-rows", f"column {name!r} rests on {rows:.1f} rows, below {limit:g}", name)
+
     def _enough(self, rows: int) -> None:
         if rows < self.min_rows:
             raise _refused("rows", f"{rows} rows, and min-rows is {self.min_rows}")
@@ -179,15 +196,12 @@ class Rules(BaseModel):
         if self.max_points is None and not self.min_effective_rows:
             return
         ending, of = "" if kind == "slope" else f"-{kind}", f"-{rows}" if rows else ""
-        place.mkdir(parents=True, exist_ok=True)
-        with lock.exclusive(place / "lock"):
-            path, begun = place / "points.json", place.with_name(f".{place.name}")  # as of a budget
-            seen = from_json(path, list) if path.exists() or begun.exists() else []
+        with _kept(place, "points") as seen:
             new: dict[str, Floats] = {}
             for x in points:
                 mark = hashlib.sha256(x.detach().cpu().numpy().tobytes() + about.encode()).hexdigest()
-                known = {other[: len(mark)] for other in [*seen, *new] if not other.endswith("-rows")}
-                most = None if kind == "rows" else self.max_points
+                known = {other[: len(mark)] for other in [*seen, *new] if not other.endswith(NO_MODEL)}
+                most = None if f"-{kind}" in NO_MODEL else self.max_points
                 if most is not None and mark not in known and len(known) >= most:
                     raise _refused("points", f"{len(known)} points were answered, and max-points is {self.max_points}")
                 now = weigh(x) if self.min_effective_rows else np.empty((0, 1))
@@ -198,28 +212,30 @@ class Rules(BaseModel):
                 file, more = _weights_file(place, next(iter(new.values())), ending), np.stack(list(new.values()))
                 np.save(data := BytesIO(), np.concatenate([np.load(file), more]) if file.exists() else more)
                 write_atomically(file, data.getvalue())
-            if new:
-                write_atomically(path, to_json([*seen, *new]))
-                begun.touch()
+            seen += new
+
+    def cells(self, inside: Tensor, place: Path) -> None:
+        """Refuse counts of cells (cells, rows) in which there are few rows, or few others than in an earlier cell."""
+        sizes = inside.sum(1)
+        if bool(((sizes > 0) & (sizes < self.min_cell)).any()):
+            raise _refused("few-rows", f"a cell of predictions has fewer than {self.min_cell} rows")
+        self.points("cells", inside, lambda x: np.asarray(x[:, None].numpy()), place)
 
     def same_rows(self, own: Table, folder: Path, client: str) -> None:
         """Refuse a table that differs in few rows from one that was answered about: sums of both would reveal these."""
         if not (limit := self.min_effective_rows):
             return
         place = folder / "points" / f"{client}-{self.study}"
-        place.mkdir(parents=True, exist_ok=True)
         columns = [own[name].tolist() for name in sorted(own.columns)]
         now = Counter(hashlib.sha256(repr(row).encode()).hexdigest()[:16] for row in zip(*columns, strict=True))
-        with lock.exclusive(place / "lock"):
-            path, begun = place / "rows.json", place.with_name(f".{place.name}-rows")
-            seen = [Counter(known) for known in from_json(path, list)] if path.exists() or begun.exists() else []
-            for before in seen:
+        with _kept(place, "rows") as seen:
+            for known in seen:
+                before = Counter[str](known)
                 change = max((now - before).total(), (before - now).total())
                 if 0 < change < limit:
                     raise _refused("few-rows", f"{change} rows came or went since an earlier run, below {limit:g}")
             if now not in seen:
-                write_atomically(path, to_json([*seen, now]))
-                begun.touch()
+                seen.append(now)
 
     def _check_weights(self, now: Floats, new: Sequence[Floats], place: Path, ending: str) -> None:
         """Refuse weights of few rows, weights that differ in few rows from earlier ones, and tables that do."""
@@ -259,6 +275,20 @@ class Rules(BaseModel):
             begun.touch()  # from now on a budget that is not there was lost, and is not a new one
 
 
+@contextmanager
+def _kept(place: Path, what: str) -> Iterator[list[Any]]:
+    """A list in a folder of the site, to add to; one that was lost is not a new one."""
+    place.mkdir(parents=True, exist_ok=True)
+    with lock.exclusive(place / "lock"):
+        path, begun = place / f"{what}.json", place.with_name(f".{place.name}{'' if what == 'points' else f'-{what}'}")
+        seen = from_json(path, list) if path.exists() or begun.exists() else []
+        before = len(seen)
+        yield seen
+        if len(seen) > before:
+            write_atomically(path, to_json(seen))
+            begun.touch()
+
+
 def _weights_file(place: Path, now: Floats, ending: str) -> Path:
     """Where the weights of so many rows at earlier points are."""
     return place / f"{len(now)}-{now.shape[1]}{ending}.npy"
@@ -268,10 +298,8 @@ def weights(kind: str, problem: Any, x: Tensor) -> Floats:
     """What every row counts in an answer at x: the slope of its loss in a gradient, its curvature in a Hessian."""
     if not isinstance(problem, GLM):
         raise _refused("few-rows", f"min-effective-rows needs a linear model, and this is a {type(problem).__name__}")
-    at = problem.scores(x, problem.data.x), problem.family.targets(problem.data.y, x.dtype)
-    found = {"curvature": problem.family.curvature, "information": problem.family.information}.get(
-        kind, problem.family.slope
-    )(*at)
+    parts = {"curvature": problem.family.curvature, "information": problem.family.information}
+    found = parts.get(kind, problem.family.slope)(*problem.rows_at(x))
     each = np.asarray(found.detach().cpu().double().reshape(len(found), -1).numpy())
     return np.square(each) if kind == "square" else each
 

@@ -30,7 +30,7 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from fednmap.estimators import fitted_model
-from fednmap.estimators.fit_config import LOCAL, assignments, listed, with_weight
+from fednmap.estimators.fit_config import LOCAL, assignments, with_formula, with_weight
 from fednmap.estimators.handshake import (
     AFTER,
     POINTS,
@@ -39,6 +39,7 @@ from fednmap.estimators.handshake import (
     RemoteFitConfig,
     answer,
     negotiate,
+    own_effects,
     reply,
     side,
 )
@@ -85,7 +86,8 @@ def read(run_config: Mapping[str, Any]) -> tuple[RemoteFitConfig, FederationSett
     own, given = split(run_config, RemoteFitConfig)
     federation = FederationSettings.make(**own)
     given |= {name: assignments(given[name]) for name in ("penalty_factor", "bounds") if name in given}
-    task = RemoteFitConfig.make(**with_weight(given))
+    given = {name: v for name, v in given.items() if v != RemoteFitConfig.model_fields[name].default}
+    task = RemoteFitConfig.make(**with_weight(with_formula(given)))
     alone = [name for name in LOCAL if getattr(task, name) != RemoteFitConfig.model_fields[name].default]
     alone += [f"family {task.family}"] if task.family not in FAMILIES else []
     if alone:
@@ -122,32 +124,38 @@ def client_app(load: LoadTable) -> ClientApp:
             rules, ask = node.rules, str(question["ask"])
             rules.asked(ask)
             rules.spend(None, node.folder, node.name)
-            _ask_once(node, question)
-            own = Table(table(load(node.context)).columns, node.name)
-            columns = task.goals, list(task.features(own).columns), listed(task.categorical)
+            _ask_once(node, question, message)
+            own = task.complete(Table(table(load(node.context)).columns, node.name))
+            columns = task.used(own)
             if ask not in POINTS:  # which look at every row
                 rules.same_rows(own, node.folder, node.name)
+            if task.formula_encoder is not None:
+                rules.formula(task.formula_encoder)
             own = rules.table(own, *columns)
             if ask == "agree":  # kept if this site is part of it
                 offered = Agreement.model_validate(question["agreement"])
                 offered.check(task, own)
                 rules.model(len(offered.names) * offered.outputs, own.rows)
+                if task.formula_encoder is not None:
+                    rules.matrix(offered.values(own, {})[0], offered.names)
                 write_atomically(_place(node), to_json(question["agreement"]))
-                return _words({})
-            inside, known = None, _agreed(node, own) if "part" in question or ask in (*AFTER, *POINTS) else None
+                return RecordDict({"answer": ConfigRecord({"json": "{}"})})
+            inside, part, later = None, own, ask in (*AFTER, *POINTS)
+            known = _agreed(node, own) if "part" in question or later else None
             if known is not None and question.get("part") is not None:
                 inside = side(question, known, own)
-                own = rules.part(own, inside, *columns)
-            if ask not in POINTS and own.rows:
+                part = rules.part(own, inside, *columns)
+            if ask not in POINTS and part.rows:
                 counted = (np.full(own.rows, True) if inside is None else inside).astype(float)[:, None]
                 rules.points("rows", torch.from_numpy(counted.T), lambda _: counted, _points(node))
-            if known is not None and ask in (*AFTER, *POINTS):
+            if known is not None and later:
                 return _vector(message, node, _reply(message, known, node, question, own, inside))
-            said = rules.answer(question, answer(rules.coarse(question, own), own, task), own)
-            if not task.secagg:
-                return _words(said)
-            words, numbers = _apart(said)
-            return _vector(message, node, np.array([*numbers.values()])) if STATE in message.content else _words(words)
+            asked_of = part if ask == "target" else task.features(part)
+            said = rules.answer(question, answer(rules.coarse(question, asked_of), part, task), asked_of)
+            words, numbers = _apart(said) if task.secagg else (said, {})
+            if STATE in message.content:
+                return _vector(message, node, np.array([*numbers.values()]))
+            return RecordDict({"answer": ConfigRecord({"json": json.dumps(words)})})
         except Exception as error:  # Flower sends the words of one that is raised
             return RecordDict({"refused": ConfigRecord(refusal(node.name, error))})
 
@@ -155,7 +163,7 @@ def client_app(load: LoadTable) -> ClientApp:
 
 
 def _reply(message: Message, known: Agreement, node: Node, question: Question, own: Table, inside: Any) -> Floats:
-    """The vector of a site's rows, which are those inside of its table; the rules look at every point before."""
+    """The vector of a site's rows, those inside or all; the rules look at every point before."""
     points = None
     if "points" in question:
         count = int(question["points"])
@@ -164,27 +172,35 @@ def _reply(message: Message, known: Agreement, node: Node, question: Question, o
         points = wire.unpack(message.content.get("points"), Point(torch.zeros(count, known.dim, dtype=torch.float64))).x
 
     def look(ask: str, f: Any, points: Tensor) -> None:
+        if ask == "cells":
+            node.rules.cells(points, _points(node))
+            return
         kind = KIND.get(ask, "slope")
 
         def weigh(x: Tensor) -> Floats:
             found = weights(kind, f, x)
-            if inside is None:
+            if len(found) == own.rows:
                 return found
             whole = np.zeros((len(inside), found.shape[1]))
             whole[inside] = found
             return whole
 
         rules = node.rules
-        rules.model(f.dim, own.rows)
+        rules.model(f.dim, len(f.data.x))
         about = json.dumps([question.get(name) for name in ("shift", "factor", "fill")])
         rows = "" if inside is None else hashlib.sha256(inside.tobytes()).hexdigest()
         rules.points(kind, points, weigh, _points(node), about, rows)
 
-    return reply(question, points, known, own, look)
-
-
-def _words(said: Any) -> RecordDict:
-    return RecordDict({"answer": ConfigRecord({"json": json.dumps(said)})})
+    if question["ask"] != "effects":
+        return reply(question, points, known, own, look, inside)
+    if points is None or inside is not None or known.task.site_effects == "none":
+        raise Disagreement("the settings do not lead to the question 'effects'; refused")
+    found = own_effects(question, points, known, own, look)
+    path = _place(node, "effects")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, to_json(found))
+    log.info("%s: its own effects are in %s", node.name, path)
+    return np.full(known.length(question), known.weight(own.name) * found["intercept"])
 
 
 def _vector(message: Message, node: Node, numbers: Floats) -> RecordDict:
@@ -424,17 +440,22 @@ def _check_refused(name: str, reply: RecordDict) -> None:
         raise InputError(why if repr(name) in why or why.startswith(name) else f"{name}: {why}")
 
 
-def _ask_once(node: Node, question: Question) -> None:
+def _ask_once(node: Node, question: Question, message: Message) -> None:
     """Refuse a second question of a kind about the same rows in a run; the same again is answered."""
     ask, part = question["ask"], question.get("part")
-    if ask in POINTS:
+    if ask in ("effects", "predictions"):
+        question = question | {"at": hashlib.sha256(repr(message.content.get("points")).encode()).hexdigest()}
+    elif ask in POINTS:
         return
     path = _place(node).with_suffix(f".{node.context.run_id}.asked.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     with lock.exclusive(path.with_suffix(".lock")):
         known = from_json(path, dict) if path.exists() else {}
         mark, before = digest(question), known.setdefault(f"{ask} {part}", [])
-        if mark not in before and len(before) >= (NARROWINGS if ask == "counts" else 1):
+        formula = read(node.context.run_config)[0].formula_encoder
+        counts = NARROWINGS if formula is None else formula.narrowings
+        most = {"counts": counts, "ranges": 1 if formula is None else len(formula.asked["ranges"])}
+        if mark not in before and len(before) >= most.get(ask, 1):
             raise Disagreement(f"the server asks about {ask!r:.20} again in this run, in other words; refused")
         known[f"{ask} {part}"] = list(dict.fromkeys([*before, mark]))
         write_atomically(path, to_json(known))
@@ -456,8 +477,8 @@ def _agreed(node: Node, own: Table) -> Agreement:
     return known
 
 
-def _place(node: Node) -> Path:
-    """Where a site keeps what was agreed for the run of these settings."""
+def _place(node: Node, what: str = "agreements") -> Path:
+    """Where a site keeps what was agreed, or its own effects, for the run of these settings."""
     task, federation = read(node.context.run_config)
     which = json.dumps([task.model_dump(), list(federation.names), str(federation.run_folder)])
-    return node.folder / "agreements" / node.name / f"{hashlib.sha256(which.encode()).hexdigest()[:16]}.json"
+    return node.folder / what / node.name / f"{hashlib.sha256(which.encode()).hexdigest()[:16]}.json"

@@ -253,6 +253,11 @@ class GLM(FiniteSum):
         table = every.reshape(self.family.outputs, -1)
         return torch.cat([table[: self._scores, :-1].flatten(), table[self.family.outputs - self._offsets_of :, -1]])
 
+    def rows_at(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs for all rows and their targets, as the family takes them."""
+        eta, y = self._known(self.scores(x, self.data.x), self.data.y)
+        return eta, self.family.targets(y, x.dtype)
+
     def _at(self, x: Tensor, a: Design, b: Tensor) -> tuple[Tensor, Tensor]:
         """The outputs for rows a, and their targets."""
         eta = self._outputs(x, a)

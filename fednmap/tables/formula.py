@@ -14,6 +14,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 
 from fednmap.names import InputError
 from fednmap.tables.statistics import (
+    NARROWINGS,
     Answers,
     FederatedPreprocessor,
     Question,
@@ -169,6 +170,31 @@ class FederatedFormula(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         found = table(X, only=self.target)
         parts = [found[name] for name in self.target]
         return None if not parts else parts[0] if len(parts) == 1 else np.stack(parts, 1)
+
+    @property
+    def asked(self) -> dict[str, set[str]]:
+        """Return of which columns `conversation` asks ranges, counts, and the number of rows."""
+        calls = self._parsed().calls.values()
+        splines = {call.inner for call in calls if call.function == "bs"}
+        return {"ranges": splines, "counts": splines, "rows": {call.inner for call in [*calls][:1]}}
+
+    @property
+    def with_numbers(self) -> list[str]:
+        """Return the factors in which a number stands that is computed with, and knots and bounds that are given."""
+        found, parsed = [], self._parsed()
+        for factor in {str(f.expr): f for term in parsed.right for f in term.factors}:
+            call = parsed.calls.get(factor)
+            inner = factor if call is None else call.inner
+            given = call is not None and any("bound" in word or word == "knots" for word in call.arguments)
+            constants = (isinstance(node, ast.Constant) for node in ast.walk(_tree(inner)))
+            found += [factor] if given or (factor not in parsed.plain and factor != "1" and any(constants)) else []
+        return found
+
+    @property
+    def narrowings(self) -> int:
+        """How often `conversation` asks for counts."""
+        inside = (c.arguments.get("df") or 0 for c in self._parsed().calls.values() if c.function == "bs")
+        return 1 + 2 * NARROWINGS * sum(inside)
 
     def variables(self, rows: Table) -> Table:
         """Return the columns of the formula, and the arguments of its functions that have a state."""

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 
@@ -76,6 +77,7 @@ def first(n):
 
 PAGE = Path(__file__).parents[2] / "docs" / "disclosure.md"
 LEVEL, MERGE = "min-level-count = 5", 'min-level-count = 5\nsmall-levels = "merge"'
+INTERCEPTS = {"site_effects": "intercepts"}
 FOLDS, QUESTIONS = {"cv": "4"}, 'questions = ["columns", "deviations", "target", "agree"]'
 
 
@@ -99,6 +101,8 @@ def documented(attack, rules, printed, code):
         ("a question that the site does not answer", QUESTIONS, None, {}, "rule-question"),
         ("gradients at more and more models", "max-points = 3", None, {}, "rule-points"),
         ("a gradient that rests on few rows", "min-effective-rows = 60", None, {}, "rule-few-rows"),
+        ("a gradient at a site's own model, on few rows", "min-effective-rows = 60", None, INTERCEPTS, "rule-few-rows"),
+        ("", "min-effective-rows = 60", None, {"offset": "age"}, "rule-few-rows"),
         ("", "min-rows = 15", None, FOLDS, "rule-rows"),  # 10 rows of 40 are held out
         ("a fold in which a level is rare", "min-level-count = 8", None, FOLDS, "rule-level"),
         ("the sums of a small fold, by difference", "min-effective-rows = 12", None, FOLDS, "rule-few-rows"),
@@ -140,6 +144,56 @@ def test_forged_statistics_are_refused(tmp_path):
     last = logs(tmp_path / "s")[name][-1]
     assert last["items"][0]["value"] == "settings"
     documented("forged statistics: a number as a category", "none needed", error.value, "settings")
+
+
+@pytest.mark.parametrize(
+    ("attack", "formula", "rules", "code"),
+    [
+        ("a formula with a bump at one patient", "I(exp(-100 * (age - 61.3)**2))", LEVEL, "rule-formula"),
+        ("", "bs(age, knots=[61.2, 61.4])", LEVEL, "rule-formula"),
+        ("a formula that only the oldest patient feels", "exp(age)", LEVEL, "rule-few-rows"),
+        ("an interaction in which a cell is small", "C(sex):C(ecg):C(ward)", LEVEL, "rule-few-rows"),
+    ],
+)
+def test_a_formula_that_singles_out_a_row_is_refused(tmp_path, attack, formula, rules, code):
+    write_hospitals(tmp_path / "hospitals")
+    for path in (tmp_path / "hospitals").iterdir():
+        table = pl.read_csv(path)
+        table.with_columns(ward=pl.Series(["a", "b", "c", "d"] * (len(table) // 4))).write_csv(path)
+    run, _ = fit(tmp_path, rules, formula=f"outcome ~ {formula}")
+    with pytest.raises(InputError) as error:
+        run()
+    assert logs(tmp_path / "s")["zug"][-1]["items"][0]["value"] == code
+    if attack:
+        documented(attack, rules, error.value, code)
+
+
+@pytest.mark.parametrize("rules", ["min-cell = 5", "min-effective-rows = 5"])
+def test_intervals_of_predictions_with_few_rows_are_refused(tmp_path, caplog, rules):
+    """An interval with one row has the outcome of one patient. The fit ends without an evaluation."""
+    fit(tmp_path, rules, **SICK, evaluate="2")[0]()
+    assert logs(tmp_path / "s")["zug"][-1]["items"][0]["value"] == "rule-few-rows"
+    assert not (tmp_path / "run" / "evaluation.csv").exists()
+    printed = next(r.getMessage() for r in caplog.records if r.getMessage().startswith("no evaluation"))
+    if "cell" in rules:
+        documented("the outcome of a patient by intervals of predictions", rules, printed, "rule-few-rows")
+
+
+def test_effects_are_told_once_and_at_one_model(tmp_path):
+    """The server asks again at another model: the share of a mean intercept would be another one."""
+    run, _ = fit(tmp_path, "", **SICK, **INTERCEPTS, secagg=True)
+    told = table_app.SiteQuestions.sum
+
+    def twice(self, question, length, points=None):
+        found = told(self, question, length, points)
+        return told(self, question, length, points + 1.0) if question["ask"] == "effects" else found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table_app.SiteQuestions, "sum", twice)
+        with pytest.raises(InputError, match="the server asks about 'effects' again in this run") as error:
+            run()
+    attack = "the mean intercept at a second model"
+    documented(attack, "none needed", error.value, "settings")
 
 
 def test_small_levels_are_merged_into_one_if_the_site_says_so(tmp_path):
@@ -388,7 +442,7 @@ class Leaking(Federation):
 @pytest.mark.parametrize(
     ("part", "kind"),
     [
-        ("load", InputError),
+        *((part, InputError) for part in ("load", "oracle", "loss")),
         *((part, kind) for part in ("load", "oracle", "loss") for kind in (ValueError, RuntimeError, SiteError)),
         *((part, ValueError) for part in ("gradient", "accuracy")),
     ],

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import polars as pl
 import pytest
+from scipy.stats import norm
 
 pytest.importorskip("flwr")
 
@@ -14,8 +15,11 @@ from table_fits import fit, pooled
 from fednmap import InputError
 from fednmap.cli import app
 from fednmap.estimators import fitted_model
+from fednmap.estimators.evaluation import evaluate
+from fednmap.estimators.handshake import answer
 from fednmap.estimators.linear_models import FederatedCoxRegression, FederatedGLM, FederatedOrdinalRegression
 from fednmap.estimators.model_selection import FederatedCoxRegressionCV, FederatedGLMCV
+from fednmap.flower import table_app
 from fednmap.flower.launch import Launcher
 from fednmap.flower.new import write
 from fednmap.tables import FederatedPreprocessor, read
@@ -23,6 +27,7 @@ from fednmap.tables import FederatedPreprocessor, read
 SICK = {"target": "outcome", "exclude": "time,event"}
 TIMES = {"time": "time", "event": "event", "exclude": "outcome"}
 TIGHT = 1e-10
+SECAGG = [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.ci(turn=10)])]
 PLAIN = {
     "gaussian": ({"target": "time", "exclude": "event,outcome"}, ["time"], ["event", "outcome"]),
     "logistic": (SICK, ["outcome"], ["time", "event"]),
@@ -314,3 +319,185 @@ def test_nodes_have_the_numbers_of_the_estimator(tmp_path, what):
         alone = FederatedGLM("logistic", "none", tol=TIGHT).fit(frame, y.astype(float), where)
         close(csv(run, "coefficients.csv")["standard error"], alone.inference(frame, y.astype(float), where).error)
     close(fitted_model.load(run).coef, np.atleast_2d(alone.coef_))
+
+
+EFFECTS = [
+    ("logistic", {"site_effects": "sparse", "mu": 0.004}),
+    ("logistic", {"site_effects": "intercepts"}),
+    ("gaussian", {"site_effects": "sparse", "mu": 0.05}),
+    ("poisson", {"site_effects": "intercepts", "cv": "3"}),
+    ("cox", {"site_effects": "sparse", "mu": 0.004}),
+]
+
+
+@pytest.mark.parametrize("secagg", SECAGG)
+@pytest.mark.parametrize(("family", "effects"), EFFECTS, ids=[f"{f}-{e['site_effects']}" for f, e in EFFECTS])
+def test_site_effects_are_the_estimators_and_stay_at_their_sites(hospitals, family, effects, secagg):
+    """What a site has of its own is in a file of its state folder, from which it predicts; no message has it."""
+    sent = []
+
+    def listen(name, message, answer):
+        reply = answer()
+        sent.extend(
+            np.ravel(array.numpy()) for record in reply.content.array_records.values() for array in record.values()
+        )
+        sent.append(
+            [number for _, number in numbers(json.loads(str(reply.content.get("answer", {"json": "0"})["json"])))]
+        )
+        return [reply]
+
+    settings = {"family": family, "penalty": "l1", "tol_absolute": TIGHT} | PLAIN[family][0] | effects
+    settings |= {} if "cv" in effects else {"lam": 0.01}
+    _, run = fit(hospitals, fault=listen, secagg=secagg, **settings)
+    X, y, where = data(hospitals, family)
+    how = {key: int(v) if key == "cv" else v for key, v in effects.items()} | {"tol": TIGHT}
+    if family == "cox":
+        alone = FederatedCoxRegression("l1", 0.01, **how)
+    else:
+        alone = FederatedGLMCV(family, "l1", **how) if "cv" in effects else FederatedGLM(family, "l1", 0.01, **how)
+    alone.fit(X, y, where)
+    model, own = fitted_model.load(run), alone.site_effects_
+    close(model.coef, np.atleast_2d(alone.coef_))
+    if secagg and family != "cox":
+        close(model.intercept, alone.intercept_)
+    elif family == "gaussian":  # in the clear: what gives the mean row the mean response
+        close(model.intercept, y.mean() - X.to_numpy().mean(0) @ model.coef[0])
+    if "cv" in effects:
+        close(csv(run, "cv.csv")["mean"], alone.cv_mean_)
+    assert "site_effects" not in json.loads((run / "model.json").read_text())
+    assert not [path for path in run.rglob("*") if "deviation" in path.name or path.name == "sites.csv"]
+    files = list((hospitals.parent / "states" / "effects").rglob("*.json"))
+    assert sorted(path.parent.name for path in files) == sorted(own.sites)
+    told = np.concatenate([np.ravel(part) for part in sent])
+    for path in files:
+        k = own.sites.index(path.parent.name)
+        said = json.loads(path.read_text())
+        close(said["deviation"], own.deviation[k])
+        close(said["intercept"], own.intercept[k])
+        with_own, site = fitted_model.with_effects(model, path)
+        mine = read(hospitals / f"{site}.csv")
+        expected = next(iter(with_own.predict(mine, site).values())) if family in ("gaussian", "poisson") else None
+        if expected is not None:
+            close(expected, alone.predict(X.filter(where == site), where[where == site]))
+        scale = np.where(X.to_numpy().std(0) > 0, X.to_numpy().std(0), 1.0)
+        share = (where == site).mean()
+        level = own.intercept[k] + X.to_numpy().mean(0) @ (model.coef[0] + own.deviation[k])  # of the mean row
+        forms = (own.deviation[k], own.deviation[k] * scale, own.intercept[k], level * (family != "cox"))
+        secret = np.concatenate([np.ravel(v) for v in forms])
+        secret = secret[np.abs(secret) > 1e-6]
+        for form in (secret, share * secret):
+            assert not (np.abs(told[:, None] - form) < 1e-7 * np.abs(form)).any()
+
+
+@pytest.mark.parametrize("secagg", SECAGG)
+@pytest.mark.parametrize("family", ["logistic", "gaussian", "poisson"])
+def test_an_evaluation_is_that_of_the_same_intervals(hospitals, family, secagg):
+    """Every row is predicted by a model without its fold; the sites send sums by intervals of predictions."""
+    _, run = fit(
+        hospitals, family=family, lam=0.02, evaluate="3", tol_absolute=TIGHT, secagg=secagg, **PLAIN[family][0]
+    )
+    X, y, where = data(hospitals, family)
+    alone, normal = FederatedGLM(family, "l1", 0.02, tol=TIGHT).fit(X, y, where), norm.ppf(np.arange(1, 20) / 20)
+    positive = y.mean() * np.exp(normal)
+    grid = {"logistic": np.arange(1, 20) / 20, "gaussian": y.mean() + y.std() * normal}.get(family, positive)
+    expected, found = evaluate(alone, X, y, where, cv=3, grid=grid).table(), csv(run, "evaluation.csv")
+    assert list(found["measure"]) == [row[0] for row in expected.rows]
+    for k, name in enumerate(("value", "low", "high"), start=1):
+        close([v for v in found[name] if v is not None], [row[k] for row in expected.rows if row[k] is not None])
+
+
+def extended(hospitals):
+    """With a column of offsets, of exposures, of strata and of starts of the time at risk."""
+    for k, path in enumerate(sorted(hospitals.iterdir())):
+        rng, table = np.random.default_rng(k), pl.read_csv(path)
+        n, time = len(table), table["time"].to_numpy()
+        table.with_columns(
+            known=rng.normal(0.3, 1.0, n),
+            years=rng.uniform(0.5, 4.0, n),
+            ward=rng.choice(["x", "y"], n),
+            start=time * rng.random(n) * 0.5,
+        ).write_csv(path)
+    return hospitals
+
+
+MORE = {
+    "poisson-exposure": ("poisson", {"exposure": "years"}, "known,ward,start"),
+    "logistic-offset": ("logistic", {"offset": "known"}, "years,ward,start"),
+    "gaussian-offset": ("gaussian", {"offset": "known"}, "years,ward,start"),
+    "cox-strata": ("cox", {"strata": "ward"}, "known,years,start"),
+    "cox-entry": ("cox", {"entry": "start", "strata": "ward"}, "known,years"),
+}
+
+
+@pytest.mark.parametrize("secagg", SECAGG)
+@pytest.mark.parametrize("what", MORE)
+def test_offsets_strata_and_entries_are_the_estimators(hospitals, what, secagg):
+    """With a choice of lam, whose path begins at the model without columns; and with standard errors."""
+    family, more, unused = MORE[what]
+    settings = {"family": family, "tol_absolute": TIGHT} | PLAIN[family][0] | more
+    settings["exclude"] += f",{unused}"
+    sites = {path.stem: pl.read_csv(path) for path in sorted(extended(hospitals).iterdir())}
+    goals, drop = PLAIN[family][1:]
+    extra = [more[name] for name in ("offset", "exposure", "strata") if name in more]
+    X, y, where, names = pooled(hospitals, goals, [*drop, *unused.split(","), *more.values()])
+    frame = pl.DataFrame(dict(zip(names, X.T, strict=True)))
+    whole = pl.concat([sites[name] for name in dict.fromkeys(where.tolist())])
+    frame = frame.with_columns(whole[name] for name in extra)
+    y = (y == "sick").astype(float) if family == "logistic" else y.astype(float)
+    if "entry" in more:
+        y = np.column_stack([whole["start"], y])
+    how = {key: v for key, v in more.items() if key != "entry"} | {"tol": TIGHT}
+    if family != "cox":
+        _, run = fit(hospitals, penalty="l1", cv="3", secagg=secagg, **settings)
+        chosen = FederatedGLMCV(family, "l1", cv=3, **how).fit(frame, y, where)
+        close(csv(run, "cv.csv")["lam"], chosen.lambdas_)
+        close(csv(run, "cv.csv")["mean"], chosen.cv_mean_)
+        close(fitted_model.load(run).coef, np.atleast_2d(chosen.coef_))
+    settings["run_folder"] = str(hospitals.parent / "run-2")
+    fit(hospitals, penalty="none", secagg=secagg, **settings)
+    alone = FederatedCoxRegression("none", **how) if family == "cox" else FederatedGLM(family, "none", **how)
+    errors = alone.fit(frame, y, where).inference(frame, y, where)
+    found = csv(hospitals.parent / "run-2", "coefficients.csv")
+    close(found["coefficient"], errors.estimate)
+    close(found["standard error"], errors.error)
+
+
+FORMULAS = {
+    "outcome ~ age * sex + C(ecg)": "logistic",
+    "time ~ bs(age, df=4) + log(pressure):sex": "gaussian",
+    "Surv(time, event) ~ standardize(age) + center(pressure) + sex": "cox",
+}
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_a_formula_has_the_columns_of_one_process(hospitals, formula):
+    """Knots, means and levels are those of all rows; rows with gaps in its columns are left out at their sites."""
+    path = hospitals / "bern.csv"
+    pl.read_csv(path).with_columns(age=pl.when(pl.col("age") > 75).then(None).otherwise(pl.col("age"))).write_csv(path)
+    family, out = FORMULAS[formula], hospitals.parent / "fit"
+    settings = {"formula": formula, "family": family, "lam": 0.02, "tol_absolute": TIGHT}
+    _, run = fit(hospitals, impute="mean", **settings)
+    words = ["fit", "--data", f"csv:{hospitals}", "--formula", formula, "--family", family, "--lam", "0.02"]
+    app.main([*words, "--tol-absolute", str(TIGHT), "--out", str(out)], standalone_mode=False)
+    model, alone = fitted_model.load(run), fitted_model.load(out)
+    assert model.columns == alone.columns
+    close(model.coef, alone.coef)
+    close(model.intercept, alone.intercept)
+    rows = read(hospitals / "zug.csv")
+    assert list(model.predict(rows).values())[-1] == pytest.approx(list(alone.predict(rows).values())[-1], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("question", "formula", "words"),
+    [
+        ({"ask": "ranges", "columns": ["pressure"]}, "time ~ bs(age, df=4) + pressure", "does not lead to ranges of"),
+        ({"ask": "counts", "cuts": {"pressure": [120.0]}}, "time ~ bs(age, df=4) + pressure", "to counts of"),
+        ({"ask": "counts", "cuts": {"age": [50.0]}}, "time ~ center(age)", "to counts of"),
+        ({"ask": "ranges", "columns": ["age"]}, "time ~ age", "to ranges of"),
+    ],
+)
+def test_a_formula_leads_to_few_questions(hospitals, question, formula, words):
+    given = {"names": "a", "run-folder": "run", "formula": formula, "family": "gaussian"}
+    task, rows = table_app.read(given)[0], read(hospitals / "bern.csv")
+    with pytest.raises(InputError, match=words):
+        answer(question, task.complete(rows), task)

@@ -160,7 +160,8 @@ def test_answers_are_in_the_log_of_what_was_sent(hospitals):
     entered = logs(hospitals.parent / "states")
     for name in NAMES:
         assert [line["kind"] for line in entered[name]] == [kind for who, kind in sent if who == name]
-        assert "answer about its columns" in {row.kind for row in rows(name, entered[name])}
+        asked = {f"answer about its table: {ask}" for ask in ("columns", "sums", "gradients", "agree")}
+        assert asked <= {row.kind for row in rows(name, entered[name])}
 
 
 def test_who_requires_masks_answers_no_question(hospitals):
@@ -610,8 +611,14 @@ def test_an_answer_that_got_lost_is_asked_for_again(hospitals):
     ("settings", "message"),
     [
         ({"family": "binomial", "target": "time", "trials-column": "n"}, "family binomial is for `fednmap fit`"),
-        ({"family": "poisson", "target": "event", "exposure": "time"}, "exposure is for `fednmap fit`"),
-        ({"family": "gaussian", "target": "time", "formula": "time ~ age"}, "formula is for `fednmap fit`"),
+        ({"target": "outcome", "heterogeneity": True}, "heterogeneity is for `fednmap fit`"),
+        ({"target": "outcome", "site-effects": "sparse", "cv": "leave-one-site-out"}, "has no effects of its own"),
+        ({"target": "outcome", "site-effects": "sparse", "evaluate": "3"}, "one score per row, without site effects"),
+        ({"target": "outcome", "cv": "5", "evaluate": "3"}, "one dealing of folds, got cv 5 and evaluate 3"),
+        (
+            {"formula": "time ~ bs(age, df=4)", "family": "gaussian", "secagg": True},
+            "bs in a formula asks for extremes",
+        ),
     ],
 )
 def test_what_one_process_alone_has_is_refused(settings, message):
