@@ -388,9 +388,11 @@ class Prepared:
         constants, level = x[len(x) - self.constants :].numpy(), self.level_unit * intercept
         coef = self.coefficients(x)
         found = Parameters(*self.scaling.original(coef, level if self._level is None else self._level), constants)
-        if not self.intercept and (effects := self.effects(x, ())) is not None:
-            found = found._replace(intercept=np.array([self.site_weights @ effects.intercept]))
-        return found
+        if self.intercept or not isinstance(self.problem, PartialMinimum):
+            return found
+        effects = self.effects(x, ())
+        assert effects is not None
+        return found._replace(intercept=np.array([self.site_weights @ effects.intercept]))
 
     def report(self, x: Tensor) -> list[dict[str, Any]]:
         """What each site holds, what it counts, and its own mean loss under the model."""
