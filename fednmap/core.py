@@ -179,6 +179,8 @@ class Algorithm(ABC):
 
     def __repr__(self) -> str:
         """Return the class with its arguments; keyword-only options that have their default are left out."""
+        if not is_dataclass(self):  # a method of the user's own
+            return object.__repr__(self)
         shown = [f for f in fields(cast(Any, self)) if not f.kw_only or getattr(self, f.name) != f.default]
         return f"{type(self).__qualname__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"
 

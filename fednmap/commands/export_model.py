@@ -20,7 +20,7 @@ from fednmap.names import InputError, choose
 from fednmap.problems import GLM, FiniteSum, Network
 from fednmap.runs.atomic_files import clear_errors, json_text
 from fednmap.runs.experiment import prepare
-from fednmap.runs.folder import Job, RunFolder
+from fednmap.runs.folder import Job, Model, RunFolder
 
 
 def export(
@@ -53,8 +53,16 @@ def export(
     called = {m: (None, m, labels.get(m, m), m.rpartition(":")[2], m.replace(":", ".")) for m in methods}
     method = next((m for m, names in called.items() if method in names), method)
     job = Job(str(method), trial)
-    module, example = trained(folder, job, trust_code)
-    about = names(folder, job, folded=example is not None)
+    saved = folder.model(job)
+    if saved is None:
+        there = sorted(p.stem for p in folder.model_path(job).parent.glob("*.safetensors"))
+        raise InputError(f"{folder.path} has no finished model {job}; it has {', '.join(there) or 'none'}")
+    module, example = trained(folder, job, saved, trust_code)
+    about: dict[str, Any] = {}
+    if saved.features or saved.labels:
+        about = {"features": list(saved.features), "labels": list(saved.labels)}
+    if saved.scaling[0] and (example is None or list(saved.parameters) != ["x"]):  # a linear layer has it in itself
+        about |= {"shift": list(saved.scaling[0]), "scale": list(saved.scaling[1])}
     if example is None and format == "onnx":
         if not folder.made_in_python():
             raise InputError("onnx holds the whole computation, which only the clients know; use safetensors or torch")
@@ -82,15 +90,11 @@ def export(
         print(f"not pruned: the model is not a row of layers without normalisation; {path}.gz is packed")
 
 
-def trained(folder: RunFolder, job: Job, trust: bool = False) -> tuple[nn.Module, Tensor | None]:
+def trained(folder: RunFolder, job: Job, saved: Model, trust: bool) -> tuple[nn.Module, Tensor | None]:
     """Return the model as a torch module, ready for use, and some inputs to try it on.
 
     Where the data stays with the clients of a federation: the tensors as they were saved, and None.
     """
-    saved = folder.model(job)
-    if saved is None:
-        there = sorted(p.stem for p in folder.model_path(job).parent.glob("*.safetensors"))
-        raise InputError(f"{folder.path} has no finished model {job}; it has {', '.join(there) or 'none'}")
     if folder.made_in_python() or folder.about().data == "own":
         return holding(saved.parameters), None
     if folder.about().made_in == "fit":  # a linear layer on the encoded columns
@@ -111,18 +115,6 @@ def trained(folder: RunFolder, job: Job, trust: bool = False) -> tuple[nn.Module
         raise InputError(f"the data of {folder.path} have changed since the run: put them back to export its model")
     few = take(problem.data.x, slice(0, 2))
     return as_module(problem, x.to(problem.data.x.device), scaling), few.to_dense() if is_sparse(few) else few
-
-
-def names(folder: RunFolder, job: Job, folded: bool) -> dict[str, Any]:
-    """Return the names of columns and labels, and how columns were standardised where the model does not know it."""
-    saved = folder.model(job)
-    assert saved is not None  # it was just read
-    found: dict[str, Any] = {}
-    if saved.features or saved.labels:
-        found = {"features": list(saved.features), "labels": list(saved.labels)}
-    if saved.scaling[0] and not (folded and list(saved.parameters) == ["x"]):
-        found |= {"shift": list(saved.scaling[0]), "scale": list(saved.scaling[1])}
-    return found
 
 
 def holding(tensors: Mapping[str, Tensor]) -> nn.Module:

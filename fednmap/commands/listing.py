@@ -41,7 +41,16 @@ def _algorithms() -> Group:
         "counted); prox: evaluations on a client + on the server; H: p (p + 1) / 2 numbers more; fixed point: where it "
         "ends with exact gradients on heterogeneous clients"
     )
-    return Group(needs, key, _rates(ALGORITHMS, "s2 = gradient variance"), *_decentralized())
+    heads = ("without a server", "vectors", "prox", "one-way links", "changing links", "fixed point")
+    graph = Table(*heads, box=SIMPLE_HEAD, padding=0)
+    for name, method in DECENTRALIZED.items():
+        said, fixed_point = method.traits, method.traits.fixed_point.value
+        changing = ("exact" if fixed_point == "exact" else "runs") if said.changing else "may diverge"
+        directed = "yes" if said.directed else "refused"
+        graph.add_row(name, str(said.vectors), said.prox, directed, changing, fixed_point)
+    where = "they run on a graph, --topology; vectors: along a link, each way, in a round; prox: evaluations on a node"
+    rates = _rates(ALGORITHMS, "s2 = gradient variance"), _rates(DECENTRALIZED, "1 - lambda = spectral gap")
+    return Group(needs, key, rates[0], graph, where, rates[1])
 
 
 def _rates(methods: Mapping[str, Any], symbol: str) -> Table:
@@ -50,19 +59,6 @@ def _rates(methods: Mapping[str, Any], symbol: str) -> Table:
         if kind.traits.rate != "-":
             table.add_row(name, kind.traits.rate)
     return table
-
-
-def _decentralized() -> tuple[RenderableType, ...]:
-    """Methods without a server, which run with --topology."""
-    heads = ("without a server", "vectors", "prox", "one-way links", "changing links", "fixed point")
-    needs = Table(*heads, box=SIMPLE_HEAD, padding=0)
-    for name, kind in DECENTRALIZED.items():
-        t, fixed_point = kind.traits, kind.traits.fixed_point.value
-        changing = ("exact" if fixed_point == "exact" else "runs") if t.changing else "may diverge"
-        directed = "yes" if t.directed else "refused"
-        needs.add_row(name, str(t.vectors), t.prox, directed, changing, fixed_point)
-    key = "they run on a graph, --topology; vectors: along a link, each way, in a round; prox: evaluations on a node"
-    return needs, key, _rates(DECENTRALIZED, "1 - lambda = spectral gap")
 
 
 def _topology(name: str) -> str:

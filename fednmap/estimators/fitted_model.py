@@ -129,17 +129,20 @@ class FittedModel:
         name = {"cox": "hazard ratio", "binomial": "P(success)"}.get(self.family, self.target)
         return {name: mean.tolist()}
 
-    def coefficient_table(self, path: RegularizationPath | None = None, errors: Inference | None = None) -> DataTable:
+    def coefficient_table(
+        self, path: RegularizationPath | None = None, errors: Inference | None = None, *, penalised: bool = False
+    ) -> DataTable:
         """Name, coefficient, its ratio, its standard error and interval, and the lam at which it enters.
 
-        With errors the ratio has an interval too; "low" and "high" are the coefficient's.
+        With errors the ratio has an interval too; "low" and "high" are the coefficient's. If the model is penalised,
+        errors and intervals are those of the estimates without the penalty, which are a column "unpenalised".
         """
         ratio, (outputs, p) = RATIOS.get(self.family), self.coef.shape
         titles, level = self.levels
         if errors is not None and len(errors.estimate) == self.coef.size:  # intercepts are the sites' own
             titles, level = (), []
         # class by class, then the intercepts, as errors have them; an aliased column has NaN there
-        value = np.array([*self.coef.flatten(), *level]) if errors is None else errors.estimate
+        value = np.array([*self.coef.flatten(), *level]) if errors is None or penalised else errors.estimate
         table: dict[str, Any] = {}
         if outputs > 1:
             table["class"] = [name for name in self.classes for _ in range(p)] + [*self.classes]
@@ -147,6 +150,8 @@ class FittedModel:
         with np.errstate(over="ignore"):
             if ratio:
                 table[ratio] = np.exp(value)
+            if penalised and errors is not None:
+                table["unpenalised"] = errors.estimate
             if ratio and errors is not None:
                 table |= {f"{ratio} low": np.exp(errors.low), f"{ratio} high": np.exp(errors.high)}
         if errors is not None:
@@ -319,14 +324,16 @@ def fit_into(
     }
     if chosen and estimator.select in ("min", "1se"):
         about |= {"lam_min": estimator.lam_min_, "lam_1se": estimator.lam_1se_}
-    tables = {"Coefficients": model.coefficient_table(path, errors)}
+    tables = {"Coefficients": model.coefficient_table(path, errors, penalised=config.penalty != "none")}
     lam = "-" if about["lam"] is None else f"{about['lam']:.4g}"
     lines = [f"{config.family}, penalty {config.penalty}, lam {lam}, objective {estimator.objective_:.6g}"]
     if not chosen and lam != "-" and config.lam is None:
         lines.append("lam is the default; --cv 5 or --cv leave-one-site-out chooses it")
     lines += [cost, *notes]
     lines += [f"Coefficients are for {model.target} = {model.classes[1]}."] if len(model.classes) == 2 else []
-    lines += ["Low and high are the ends of 95 % intervals."] if errors is not None else []
+    if errors is not None:
+        of = "" if config.penalty == "none" else " of the estimates without the penalty, and so are errors and p"
+        lines.append(f"Low and high are the ends of 95 % intervals{of}.")
     save(place, about, model)
     with clear_errors(place):
         write_atomically(place / "coefficients.csv", tables["Coefficients"].csv().encode())

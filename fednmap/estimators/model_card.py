@@ -49,11 +49,12 @@ def model_card(
     made, names = about["environment"], ("site", "rows", "weight", "loss")
     sites = DataTable(names, [[site[name] for name in names] for site in about["sites"]])
     filled = [s.column for s in model.statistics if s.kind == "number" and s.missing]
+    of = " here" if config.cov_type is None else ": those here are of the estimates without the penalty"
     limits = {
         "It describes the rows above. Other patients, times or ways to measure may differ.": True,
         "A level that no site had is refused, not guessed.": any(s.levels for s in model.statistics),
         f"Gaps in {', '.join(filled)} are filled by the {config.impute} of all sites.": filled,
-        "Penalised coefficients are shrunk, and have no intervals here.": config.penalty != "none",
+        f"Penalised coefficients are shrunk, and have no intervals{of}.": config.penalty != "none",
         "How well it predicts was not measured on rows that it had not seen.": evaluated is None,
         "The choice of lam has seen the rows that were held out: measures are a little too good.": evaluated
         and config.choice(),

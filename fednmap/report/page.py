@@ -67,7 +67,9 @@ def report(folders: Sequence[RunFolder], path: Path) -> None:
     body.append(f"<script>{_file('page.js')}</script>")
     title = ", ".join(folder.path.resolve().name for folder in folders)
     subtitle = [about_line(folder.about()) for folder in folders]
-    write_page(path, title, subtitle, body, f"<script type=text/plain id=plotly>{_plotly()}</script>")
+    # plotly.js (MIT), its bundle of curves and heat maps, compressed; page.js unpacks it
+    plotly = b64encode(files(__package__).joinpath("plotly-cartesian.min.js.gz").read_bytes()).decode()
+    write_page(path, title, subtitle, body, f"<script type=text/plain id=plotly>{plotly}</script>")
 
 
 def write_page(path: Path, title: str, subtitle: Sequence[str], body: Sequence[str], head: str = "") -> None:
@@ -75,11 +77,6 @@ def write_page(path: Path, title: str, subtitle: Sequence[str], body: Sequence[s
     lines = "<br>".join(map(escape, subtitle))
     page = Template(_file("page.html")).substitute(title=escape(title), subtitle=lines, head=head, body="\n".join(body))
     write_atomically(path, page.encode())
-
-
-def _plotly() -> str:
-    """Return plotly.js (MIT), its bundle of curves and heat maps, compressed, in base64; page.js unpacks it."""
-    return b64encode(files(__package__).joinpath("plotly-cartesian.min.js.gz").read_bytes()).decode()
 
 
 def _file(name: str) -> str:

@@ -56,15 +56,9 @@ class Config(Settings):
     data: str = Field("digits", description="Data set; see `fednmap list datasets`.")
     test: str | None = Field(None, description="File with test samples, for svm:PATH.")
     model: str = Field("auto", description="logistic, least-squares, or a network: linear, mlp:64, cnn, ...")
-    intercept: bool | None = Field(
-        None, description="Unpenalised intercept of a linear model; default: with one file per client."
-    )
-    standardize: bool | None = Field(
-        None, description="Scale columns to deviation 1; default: with one file per client."
-    )
-    weights: Literal["clients", "samples"] = Field(
-        "clients", description="Give equal weight in f to clients or samples."
-    )
+    intercept: bool | None = Field(None, description="Unpenalised intercept; default: with one file per client.")
+    standardize: bool | None = Field(None, description="Standardise columns; default: with one file per client.")
+    weights: Literal["clients", "samples"] = Field("clients", description="Give equal weight to clients or samples.")
     clients: int = Field(20, ge=1, description="Number of clients n; a natural partition has its own.")
     partition: str = Field("auto", description="Partition: sorted, iid, shards[:k], dirichlet[:alpha] or natural.")
     algorithms: tuple[str, ...] = Field(("fednmap",), min_length=1, description="Methods to run.")
@@ -76,15 +70,8 @@ class Config(Settings):
     schedule: str = Field("constant", description="eta_a by round: constant, cosine[:LAST], sqrt, steps:FACTOR,EVERY.")
     eta_s: float = Field(1.0, gt=0, description="Server step size.")
     local_steps: int = Field(10, ge=1, description="Local steps Q of a round.")
-    local_momentum: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Momentum of the local steps of FedAvg, FedProx, SCAFFOLD, FedNMap; 0 first in every round.",
-    )
-    local_decay: float = Field(
-        1.0, gt=0, le=1, description="Factor on the step size after each local step of a round, for the same methods."
-    )
+    local_momentum: float = Field(0.0, ge=0, lt=1, description="Momentum of local steps, 0 at the start of a round.")
+    local_decay: float = Field(1.0, gt=0, le=1, description="Factor on the step size after each local step of a round.")
     rounds: int = Field(200, ge=0, description="Communication rounds T.")
     tol: float | None = Field(None, gt=0, lt=1, description="Stop when |F_nat| is at most this times its first value.")
     tol_absolute: float | None = Field(None, gt=0, description="Stop when |F_nat| is at most this.")
@@ -102,9 +89,7 @@ class Config(Settings):
         None,
         description="When the server steps, on a virtual clock: buffer:K replies, window:TIME, deadline:TIME, or all.",
     )
-    delays: str = Field(
-        "constant", description="Duration of a job with --async: exponential, pareto:1.2, trace:FILE, ..."
-    )
+    delays: str = Field("constant", description="Duration of a job with --async: exponential, trace:FILE, ...")
     slowdown: str | None = Field(None, description="Factor on a client's delays with --async: lognormal:1.2 or 1,1,20.")
     staleness: int | None = Field(None, ge=0, description="Most server steps that a reply may be late, with --async.")
     secagg: bool = Field(False, description="Secure aggregation: the server sees only the sum of the uplinks.")
@@ -115,9 +100,7 @@ class Config(Settings):
     dtype: Literal["float32", "float64"] = Field("float32", description="Precision of the computation.")
     device: str = Field("cpu", description="Torch device, such as cpu or cuda.")
     eval_every: int = Field(10, ge=1, description="Rounds between measurements.")
-    eval_samples: int | None = Field(
-        None, ge=1, description="Measure on this many samples; on all after the last round."
-    )
+    eval_samples: int | None = Field(None, ge=1, description="Measure on this many samples; at the end on all.")
     eval_last: int = Field(1, ge=1, description="Measure after each of this many last rounds.")
     measure_gamma: float | None = Field(None, gt=0, description="gamma of |F_nat|^2; default 1 / smoothness of f.")
     checkpoint_every: int = Field(50, ge=1, description="Rounds between checkpoints.")

@@ -19,7 +19,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from multiprocessing.process import BaseProcess
 from types import FrameType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import torch
 
@@ -52,7 +52,7 @@ def how_many(jobs: int | None, runs: int) -> int:
     return max(1, min(runs, threads.machine() if jobs is None else jobs))
 
 
-class ProcessPool:
+class ProcessPool(AbstractContextManager["ProcessPool"]):
     """`count` processes that do `work` on jobs, each with its share of the threads.
 
     spawn: begin the processes as new interpreters, which `work` is pickled for. Default: forks, which have `work` as it
@@ -104,9 +104,6 @@ class ProcessPool:
 
     def _begun(self) -> list[BaseProcess]:
         return [process for process in multiprocessing.active_children() if process not in self._others]
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._stop.set()

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from fednmap.names import InputError, choose
 from fednmap.runs.configuration import shown
@@ -24,11 +24,8 @@ from fednmap.simulation import Record
 IMPORTS = {"tensorboard": ("torch.utils.tensorboard", "SummaryWriter"), "mlflow": ("mlflow.tracking", "MlflowClient")}
 
 
-class Tracker(Reporter):
+class Tracker(Reporter, AbstractContextManager["Tracker"]):
     """Sends every measurement elsewhere; `end`, or the end of a `with` block, closes what is open."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.end(None)

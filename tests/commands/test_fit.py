@@ -55,6 +55,22 @@ def test_a_fit_with_names_path_and_choice(command, hospitals):
     assert lines[1].split(",")[0] in ("healthy", "sick")
 
 
+def test_errors_after_a_penalty_do_not_replace_the_coefficients_that_predict(command, hospitals):
+    words = ("fit", "--data", f"csv:{hospitals}", "--target", "outcome", "--exclude", "time,event")
+    for out, penalty in (("run", "l1:0.05"), ("plain", "none")):
+        code, *_ = command(*words, "--penalty", penalty, "--cov-type", "HC0", "--tol-absolute", 1e-9, "--out", out)
+        assert code == 0
+    run, plain = (pl.read_csv(hospitals.parent / out / "coefficients.csv") for out in ("run", "plain"))
+    known = json.loads((hospitals.parent / "run" / "model.json").read_text())
+    assert run["coefficient"].to_numpy() == pytest.approx([*known["coef"][0], *known["intercept"]], rel=1e-12)
+    assert (run["coefficient"] == 0).any()
+    assert run["unpenalised"].to_numpy() == pytest.approx(plain["coefficient"].to_numpy(), rel=1e-6)
+    assert run["low"].to_numpy() == pytest.approx(plain["low"].to_numpy(), rel=1e-6)
+    card = (hospitals.parent / "run" / "model_card.md").read_text()
+    assert "are shrunk, and have no intervals: those here are of the estimates without the penalty" in card
+    assert "unpenalised" not in plain.columns
+
+
 def test_the_command_is_the_estimator(command, hospitals):
     words = ("--target", "outcome", "--penalty", "l1", "--lam", 0.01, "--tol-absolute", 1e-9, "--exclude", "time,event")
     code, out, _ = command("fit", "--data", f"csv:{hospitals}", *words, "--json", "--quiet", "--out", "run")

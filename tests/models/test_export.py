@@ -293,7 +293,8 @@ def test_linear_models_of_a_run_predict_as_the_run_did(model, outputs, tmp_path)
     from fednmap.runs.folder import Job, RunFolder
 
     run = training(tmp_path / "run", "--model", model)
-    module, example = trained(RunFolder.open(run), Job("fednmap", 0))
+    folder, job = RunFolder.open(run), Job("fednmap", 0)
+    module, example = trained(folder, job, folder.model(job), trust=False)
     assert module(example).shape == (2, outputs)
     folder = RunFolder.open(run)
     data = prepare(folder.config()).dataset
@@ -311,7 +312,8 @@ def test_regression_of_a_run_reports_its_support_and_exports_a_row(tmp_path):
     result = RunFolder.open(run).results()[0]
     assert 0 <= result["support_precision"] <= 1
     assert 0 <= result["support_recall"] <= 1
-    module, example = trained(RunFolder.open(run), Job("fednmap", 0))
+    folder, job = RunFolder.open(run), Job("fednmap", 0)
+    module, example = trained(folder, job, folder.model(job), trust=False)
     assert module(example).shape == (2,)
 
 
