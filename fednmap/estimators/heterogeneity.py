@@ -27,10 +27,10 @@ SHOWN = 9  # columns of a forest plot by default: those with the smallest p of C
 
 @dataclass(frozen=True, eq=False)
 class Heterogeneity:
-    """Estimates of each coefficient by site and jointly, NaN where a site has none; `heterogeneity()` returns it.
+    r"""Estimates of each coefficient by site and jointly, NaN where a site has none; `heterogeneity()` returns it.
 
-    fixed:  the mean of the sites' estimates, weighted by 1 / error^2; random: by 1 / (error^2 + tau2), tau2 by
-            DerSimonian and Laird.
+    fixed:  the mean of the sites' estimates, weighted by $1 / \text{error}^2$.
+    random: the same by $1 / (\text{error}^2 + \tau^2)$, with $\tau^2$ by DerSimonian and Laird.
     Q, I2:  Cochran's statistic, chi-squared with df degrees of freedom if sites do not differ, and the share of the
             variation between sites that is not chance, max(0, (Q - df) / Q).
     ratio:  likelihood ratio statistic of the joint model against one model per site, for all columns (and intercepts,

@@ -51,7 +51,7 @@ class SurvivalCurves:
         )
 
     def at(self, times: Any) -> Floats:
-        """Return P(T > t) of each group at these times, (groups, times)."""
+        """Return $P(T > t)$ of each group at these times, (groups, times)."""
         places = np.searchsorted(coarse(self.times), coarse(np.asarray(times, float)), "right")
         found: Floats = np.column_stack([np.ones(len(self.groups)), self.survival])[:, places]
         return found
