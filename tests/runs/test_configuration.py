@@ -388,8 +388,8 @@ def test_clients_that_the_data_bring_and_others_that_were_asked_for(command, tmp
 def test_noise_leaves_the_name_of_an_own_method(monkeypatch, tmp_path):
     (tmp_path / "relabelled.py").write_text("from fednmap.algorithms import FedNMap\n\nclass Mine(FedNMap): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
-    for settings in ({}, {"dp_clip": 0.1}):
-        experiment = prepare(Config.make(algorithms=("relabelled:Mine",), model="linear", **settings))
+    for clipping in ({}, {"dp_clip": 0.1}):
+        experiment = prepare(Config.make(algorithms=("relabelled:Mine",), model="linear", **clipping))
         assert experiment.config.labels == {"relabelled:Mine": "Mine"}
 
 
