@@ -321,6 +321,11 @@ def test_nodes_have_the_numbers_of_the_estimator(tmp_path, what):
     close(fitted_model.load(run).coef, np.atleast_2d(alone.coef_))
 
 
+def test_random_intercepts_are_not_known_between_machines(hospitals):
+    with pytest.raises(InputError, match="site_effects 'random' is for one process"):
+        fit(hospitals, family="gaussian", site_effects="random", mu=0.1, **PLAIN["gaussian"][0])
+
+
 EFFECTS = [
     ("logistic", {"site_effects": "sparse", "mu": 0.004}),
     ("logistic", {"site_effects": "intercepts"}),
