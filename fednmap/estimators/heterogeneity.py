@@ -60,12 +60,11 @@ class Heterogeneity:
     def table(self) -> DataTable:
         """Return one row per column: joint, fixed and random effects, their errors, and the test."""
         p = len(self.names)
-        found = {"joint": self.joint.estimate[:p], "joint error": self.joint.error[:p]}
+        found = {"name": self.names, "joint": self.joint.estimate[:p], "joint error": self.joint.error[:p]}
         found |= {"fixed": self.fixed, "fixed error": self.fixed_error}
         found |= {"random": self.random, "random error": self.random_error}
         found |= {"tau2": self.tau2, "Q": self.Q, "df": self.df, "p": self.p_value, "I2": self.I2}
-        columns = [list(self.names), *(v.tolist() for v in found.values())]
-        return DataTable(["name", *found], [list(row) for row in zip(*columns, strict=True)])
+        return DataTable.of_columns(found)
 
     def to_frame(self) -> Any:
         """Return the table as a polars frame."""
@@ -158,7 +157,7 @@ def heterogeneity(
     if estimator._classes() or estimator._family().constants:
         raise InputError("expected a linear, logistic (two classes), Poisson or Cox model for heterogeneity")
     together = copy(estimator)
-    if together.site_effects == "sparse":
+    if together.site_effects in ("random", "sparse"):
         together.site_effects = "intercepts" if together._family().level and together.fit_intercept else "none"
     prepared = together._prepare(rows)
     joint = wald(together, prepared, rows, prepared.start.numpy(), level)

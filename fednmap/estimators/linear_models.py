@@ -19,10 +19,9 @@ from sklearn.utils.validation import _num_samples, check_is_fitted
 from fednmap.core import Regularizer
 from fednmap.estimators import rows as inputs
 from fednmap.estimators.base import Federated
-from fednmap.estimators.debiased import debiased
 from fednmap.estimators.family_problems import CoxResponse, expected, family, first_level, outputs_at
 from fednmap.estimators.heterogeneity import heterogeneity
-from fednmap.estimators.inference import bootstrap, fitted_point, inference
+from fednmap.estimators.inference import bootstrap, debiased, fitted_point, inference
 from fednmap.estimators.path import path
 from fednmap.estimators.penalties import Groups
 from fednmap.estimators.prepare import Parameters, problem_of
@@ -144,8 +143,15 @@ class _RowModel(FederatedModel):
             self.coef_, self.intercept_ = model.coef, model.intercept
 
     def _finish(self, rows: Rows) -> None:
-        if self._family().name == "negative-binomial":
-            warn_without_overdispersion(self, rows)
+        if self._family().name != "negative-binomial":
+            return
+        dispersion = vars(self)["dispersion_"]
+        if dispersion * float(rows.shares(self.weights) @ rows.y) < 1.001 * LITTLE:
+            warnings.warn(
+                f"the dispersion is {dispersion:.1g}: these counts do not vary more than Poisson's; use family poisson",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -179,10 +185,13 @@ class FederatedGLM(_RowModel):
                    to the mean of y in a Poisson regression.
     max_rounds:    rounds at most; a ConvergenceWarning says that they did not suffice.
     weights:       "samples" counts every row once, "sites" every site as much as any other.
-    site_effects:  "none"; "intercepts", an unpenalised one per site; "sparse", these and coefficients $b + d_i$ of site
-                   i, with $\mu \sum_i |d_i|_1$ added to the penalty. coef_ are then the shared b, intercept_
-                   is the mean over sites; predict(X, sites) uses the sites' own, for a new site the shared ones.
-    mu:            weight of the deviations $d_i$ of standardised columns; default 0.7 lam.
+    site_effects:  "none"; "intercepts", an unpenalised one per site; "random", intercepts that are normal around
+                   intercept_; "sparse", unpenalised ones and coefficients $b + d_i$ of site i, with
+                   $\mu \sum_i |d_i|_1$ added to the penalty. coef_ are then the shared b, intercept_ is the mean over
+                   sites; predict(X, sites) uses the sites' own, for a new site the shared ones.
+    mu:            weight of the deviations $d_i$ of standardised columns; default 0.7 lam. With random intercepts
+                   $a_i$ the weight of $\sum_i (a_i - c)^2 / 2$, where $c$ is intercept_; default by marginal likelihood
+                   (REML in an unpenalised linear regression): mu_.
     offset:        a column of X, by name or number, that is added to every score and has no coefficient.
     exposure:      the same with the logarithm of the column: times at risk, in models with a log link.
     formula:       such as "visits ~ age * sex + bs(bmi, 4)": X is then a frame with these columns, and y the left side
@@ -406,17 +415,6 @@ class FederatedHuberRegressor(_RowModel):
 
     def _family(self) -> Response:
         return ScaledHuber(self.epsilon)
-
-
-def warn_without_overdispersion(estimator: Any, rows: Rows) -> None:
-    """Warn that a dispersion is as small as it may be."""
-    if estimator.dispersion_ * float(rows.shares(estimator.weights) @ rows.y) < 1.001 * LITTLE:
-        warnings.warn(
-            f"the dispersion is {estimator.dispersion_:.1g}: these counts do not vary more than Poisson's; use "
-            "family poisson",
-            ConvergenceWarning,
-            stacklevel=3,
-        )
 
 
 @dataclass(eq=False, repr=False)
