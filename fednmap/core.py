@@ -129,39 +129,42 @@ class FixedPoint(Enum):
 
 @dataclass(frozen=True)
 class Traits:
-    """What a method needs and what it promises."""
+    """What a method needs and what it promises.
+
+    composite: Handles a nonsmooth phi; otherwise phi must be Zero().
+    up: Vectors a client sends in a round.
+    down: Vectors a client receives in a round.
+    prox: Prox evaluations of a round: on each client + on the server.
+    fixed_point: Where it ends with exact gradients on heterogeneous clients.
+    rate: Convergence as published; '-' where none is established for f + phi.
+    full_participation: Every client must reply in every round.
+    broadcast_follows: The broadcast is the server's state, which follows from the one before and the mean uplink: a
+        client that was counted in a round needs only that mean; see `next_broadcast`.
+    control_variate: The field of the server's and of the client's state that is h and h_i: h is the mean of all
+        h_i.
+    normal_map: Keeps z, and its model is prox_{gamma phi}(z) with its field `gamma`: it starts at a z, not at an x.
+    server_variable: The field of the server's state that may take another step than the method's own, as a server
+        optimiser does; None where the step is part of a prox, or the clients rely on it.
+    central: Runs where all data is in one place, as one client.
+    steps_may_change: eta_a may be another one in every round; else it only sets gamma, before the first round.
+    hessians: Symmetric matrices that a client sends too, p (p + 1) / 2 numbers each; the oracle is then a
+        `SecondOrder`, and gradients must be exact.
+    """
 
     composite: bool
-    """Handles a nonsmooth phi; otherwise phi must be Zero()."""
     up: int
-    """Vectors a client sends in a round."""
     down: int
-    """Vectors a client receives in a round."""
     prox: str
-    """Prox evaluations of a round: on each client + on the server."""
     fixed_point: FixedPoint
-    """Where it ends with exact gradients on heterogeneous clients."""
     rate: str
-    """Convergence as published; '-' where none is established for f + phi."""
     full_participation: bool = False
-    """Every client must reply in every round."""
     broadcast_follows: bool = False
-    """The broadcast is the server's state, which follows from the one before and the mean uplink: a client that was
-    counted in a round needs only that mean; see `next_broadcast`."""
     control_variate: str | None = None
-    """The field of the server's and of the client's state that is h and h_i: h is the mean of all h_i."""
     normal_map: bool = False
-    """Keeps z, and its model is prox_{gamma phi}(z) with its field `gamma`: it starts at a z, not at an x."""
     server_variable: str | None = None
-    """The field of the server's state that may take another step than the method's own, as a server optimiser does;
-    None where the step is part of a prox, or the clients rely on it."""
     central: bool = False
-    """Runs where all data is in one place, as one client."""
     steps_may_change: bool = True
-    """eta_a may be another one in every round; else it only sets gamma, before the first round."""
     hessians: int = 0
-    """Symmetric matrices that a client sends too, p (p + 1) / 2 numbers each; the oracle is then a `SecondOrder`,
-    and gradients must be exact."""
 
 
 class Algorithm(ABC):

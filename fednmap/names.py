@@ -131,7 +131,9 @@ def imported(kind: str, spec: str, known: Iterable[str], base: type | None = Non
         raise InputError(f"{kind} {spec!r}: {module_name} cannot be imported, {said}") from error
     FOREIGN[str(vars(module).get("__file__"))] = module_name
     if name not in dir(module):
-        raise InputError(f"{kind} {spec!r}: {module_name} has no {name!r}")
+        near = get_close_matches(name, dir(module), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise InputError(f"{kind} {spec!r}: {module_name} has no {name!r}{hint}")
     found = getattr(module, name)
     right = callable(found) if base is None else isinstance(found, type) and issubclass(found, base)
     if not right or inspect.isabstract(found):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -77,10 +78,22 @@ def _table(known: Mapping[str, Any], show: Callable[[str], str] = str, more: Map
 
 
 def first_line(text: str) -> str:
-    """Return the first line of a docstring; of "Return a table." what is returned, "A table."."""
-    line = text.splitlines()[0]
+    """Return the first line of a docstring as plain text; of "Return a table." what is returned, "A table."."""
+    line = re.sub(r"\$([^$]*)\$", _plain, text.splitlines()[0])
     what = line.removeprefix("Return ")
     return line if what == line else what[:1].upper() + what[1:]
+
+
+SYMBOLS = {"le": "<=", "ge": ">=", "dots": "...", "infty": "inf", "bmod": "mod"}
+"""LaTeX commands that a terminal shows as something other than their name."""
+
+
+def _plain(formula: re.Match[str]) -> str:
+    """Return a formula as it is typed in plain text."""
+    text = re.sub(r"\\text\{([^}]*)\}", r"\1", formula[1])
+    text = re.sub(r"\\([a-zA-Z]+)", lambda command: SYMBOLS.get(command[1], command[1]), text)
+    text = re.sub(r"([_^])\{(\w+)\}", r"\1\2", text)
+    return re.sub(r"([_^])\{\(?([^{}()]*)\)?\}", r"\1(\2)", text)
 
 
 NATURAL = {"natural": "The clients that the data itself names."}

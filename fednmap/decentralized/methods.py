@@ -88,7 +88,7 @@ class DecentralizedAlgorithm(ABC):
 
     @abstractmethod
     def update(self, kept: State, mixed: State) -> State:
-        """Return the node's new state from what it kept and the mixed messages, sum_j W_ij m_j, its own among them."""
+        r"""Return the node's new state from what it kept and the mixed messages $\sum_j W_{ij} m_j$, its own too."""
 
     def iterate(self, state: State) -> Tensor:
         """Return z_i or x_i, the first field of the state: what is averaged over the nodes when the run is measured."""

@@ -41,7 +41,7 @@ class Topology(ABC):
 
     @abstractmethod
     def weights(self, t: int) -> Tensor:
-        """W of round t, (n, n)."""
+        """Return W of round t, (n, n)."""
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from scipy import optimize
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
@@ -16,9 +18,18 @@ from sklearn.utils.validation import check_is_fitted
 from fednmap.core import Regularizer
 from fednmap.estimators import rows as inputs
 from fednmap.estimators.engine import Fit, infinite, solve
-from fednmap.estimators.factors import Bounded, Bounds, PenaltyFactor, bounds_of, by_factor, factors_of
 from fednmap.estimators.family_problems import with_outputs
-from fednmap.estimators.penalties import group_numbers, regularizer, settled_lam
+from fednmap.estimators.penalties import (
+    Bounded,
+    Bounds,
+    PenaltyFactor,
+    bounds_of,
+    by_factor,
+    factors_of,
+    group_numbers,
+    regularizer,
+    settled_lam,
+)
 from fednmap.estimators.prepare import Parameters, Prepared, dense
 from fednmap.estimators.rows import Floats, Rows
 from fednmap.estimators.site_effects import KINDS, SHARE
@@ -26,6 +37,8 @@ from fednmap.names import InputError
 from fednmap.problems.families import Response
 from fednmap.tables import FederatedFormula
 from fednmap.tables.table import Sites, as_word, column, missing
+
+VARIANCE = -14.0, 10.0  # the logarithm of the variance of random intercepts over that of the noise, where it is sought
 
 
 class _Attributes(BaseEstimator):  # type: ignore[misc]
@@ -42,6 +55,8 @@ class _Attributes(BaseEstimator):  # type: ignore[misc]
     coef_: Any
     intercept_: Any
     constants_: Any
+    n_iter_: int
+    bytes_sent_: int
     classes_: Any
 
 
@@ -73,11 +88,38 @@ class Federated(_Attributes):
     def fit(self, X: Any, y: Any = None, sites: Any = None, sample_weight: Any = None) -> Self:
         """Fit the model to rows X, y; `sites` says whose row each is, as scikit-learn's `groups` do."""
         rows = self._read(X, y, sites, sample_weight)
+        rounds, sent = self._choose_variance(rows)
         prepared = self._prepare(rows)
         self._keep(prepared, self._solve(prepared))
+        self.n_iter_ += rounds
+        self.bytes_sent_ += sent
         if rows.remote is None:
             self._finish(rows)
         return self
+
+    def _choose_variance(self, rows: Rows, lam: float | None = None) -> tuple[int, int]:
+        """Set mu_, where random intercepts have no mu, to that of the largest marginal likelihood.
+
+        Returns the rounds and bytes that it took.
+        """
+        fits: list[Fit] = []
+        if self.site_effects != "random" or self.mu is not None:
+            return 0, 0
+
+        def minus_two_log(ratio: float) -> float:
+            self.mu_ = math.exp(-ratio) / len(rows.y)
+            prepared = self._prepare(rows)
+            phi = self._regularizer(prepared, lam)
+            fits.append(solve(prepared, [phi], 0.01 * self.tol, self.max_rounds)[0][0])
+            return prepared.random_intercepts(fits[-1].objective, fits[-1].x, self._by_reml())[0]
+
+        self._mu(len(self._classes()) or 1)
+        best = optimize.minimize_scalar(minus_two_log, bounds=VARIANCE, method="bounded", options={"xatol": 1e-6})
+        self.mu_ = math.exp(-best.x) / len(rows.y)
+        return sum(fit.rounds for fit in fits), sum(fit.bytes for fit in fits)
+
+    def _by_reml(self) -> bool:
+        return self.penalty == "none" and self._family().name == "gaussian"
 
     def _reading(self, X: Any, y: Any, sites: Any, sample_weight: Any) -> tuple[Self, Rows]:
         """A copy that has read these rows; the estimator itself may be fitted, to others."""
@@ -159,11 +201,20 @@ class Federated(_Attributes):
             standardize=self.standardize,
             fit_intercept=self.fit_intercept,
             site_effects=self.site_effects,
-            mu=self._mu(len(self._classes()) or 1),
+            mu=self._known_mu(),
         )
 
+    def _known_mu(self) -> float:
+        mu = self._mu(len(self._classes()) or 1)
+        if math.isnan(mu):
+            raise InputError(
+                "expected mu, or a fitted estimator, with site_effects='random', got neither; fit it first"
+            )
+        return mu
+
     def _mu(self, outputs: int) -> float:
-        """The weight of the sites' deviations; refuses site effects that a model with so many scores has not."""
+        """The weight of the sites' deviations, NaN where a fit chooses it; refuses site effects that a model with so
+        many scores has not."""
         if self.site_effects not in KINDS:
             raise InputError(f"expected site_effects to be one of {', '.join(KINDS)}, got {self.site_effects!r}")
         if self.site_effects == "none":
@@ -177,13 +228,15 @@ class Federated(_Attributes):
             raise InputError("expected no offset and no exposure with site_effects, got one; use site_effects='none'")
         if self.site_effects == "sparse" and self.bounds is not None:
             raise InputError("expected no bounds with site_effects='sparse', got some; use site_effects='intercepts'")
-        if self.site_effects == "intercepts" and not (family.level and self.fit_intercept):
+        if self.site_effects in ("intercepts", "random") and not (family.level and self.fit_intercept):
             raise InputError(
-                "expected a model with an intercept for site_effects='intercepts', got one without; in a Cox model "
-                "every site has its own baseline hazard already"
+                f"expected a model with an intercept for site_effects={self.site_effects!r}, got one without; in a Cox "
+                "model every site has its own baseline hazard already"
             )
         if self.site_effects == "intercepts":
             return 0.0
+        if self.mu is None and self.site_effects == "random":
+            return float(vars(self).get("mu_", math.nan))
         mu = SHARE * settled_lam(self.penalty, self.lam) if self.mu is None else self.mu
         if isinstance(mu, bool) or not isinstance(mu, int | float | np.number) or not 0 < mu < np.inf:
             raise InputError(f"mu is {mu!r}; expected a finite number above 0, the weight of the sites' deviations")
@@ -243,6 +296,9 @@ class Federated(_Attributes):
         self.__dict__.pop("site_effects_", None)  # of a fit before
         if (effects := prepared.effects(found.x, self._names())) is not None:
             self.site_effects_ = effects
+        if self.site_effects == "random":
+            variance = prepared.random_intercepts(found.objective, found.x, self._by_reml())[1]
+            self.site_effects_ = replace(self.site_effects_, variance=variance)
         self._set(prepared.parameters(found.x))
 
     def _set(self, model: Parameters) -> None:

@@ -19,7 +19,8 @@ from fednmap.estimators.prepare import Prepared, dense
 from fednmap.measure import residual
 from fednmap.regularizers import Box, Separable
 
-MEMORY = 40  # rounds that the server remembers
+MEMORY, FEWEST = 40, 5  # rounds that the server remembers, and those that it does however many columns there are
+REMEMBERED = 2**19  # numbers that it remembers for them, where more than the fewest
 GROWTH = 1e3  # of |F_nat| over the best so far, beyond which the steps are halved
 PATIENCE = 200  # rounds with a dense model, at most
 FLAT = 1e-2  # curvature of f along the last steps over that without columns, below which estimates may be infinite
@@ -136,11 +137,13 @@ def minimise(
     after: a fit of the same f with another phi: this one begins at its x and with its memory.
     """
     known, tol = None if after is None else after.known, tol * f.unit
+    d = start.numel()
+    memory = min(MEMORY, d, max(FEWEST, REMEMBERED // (2 * d)))
     L, halved = (f.smoothness(start), 1.0) if known is None else (known.L, known.halved)
     best, rounds, each, earlier = (math.inf, start, start), 0, 0, None
     while rounds < max_rounds:
         gamma = min(1 / L, 0.5 / phi.rho if phi.rho > 0 else math.inf)
-        method = FedNMapMemory(phi, eta_a=halved / L, eta_s=1.0, Q=1, gamma=gamma, memory=min(MEMORY, start.numel()))
+        method = FedNMapMemory(phi, eta_a=halved / L, eta_s=1.0, Q=1, gamma=gamma, memory=memory)
         server: Any = method.init(best[1])[0]
         if after is not None and known is not None:
             server, after = _carried(method, after.x, known), None

@@ -9,7 +9,6 @@ from typing import Any, Self
 import numpy as np
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
-from fednmap.estimators.factors import bounds_of, factors_of
 from fednmap.estimators.family_problems import FAMILIES, CoxResponse, family
 from fednmap.estimators.inference import COV_TYPES
 from fednmap.estimators.linear_models import FederatedCoxRegression, FederatedGLM, FederatedOrdinalRegression
@@ -20,7 +19,15 @@ from fednmap.estimators.model_selection import (
     FederatedGLMCV,
     FederatedOrdinalRegressionCV,
 )
-from fednmap.estimators.penalties import GROUPED, PENALTIES, WITHOUT_WEIGHT, penalty_name, settled_lam
+from fednmap.estimators.penalties import (
+    GROUPED,
+    PENALTIES,
+    WITHOUT_WEIGHT,
+    bounds_of,
+    factors_of,
+    penalty_name,
+    settled_lam,
+)
 from fednmap.estimators.rows import Floats
 from fednmap.names import InputError, choose, is_number
 from fednmap.problems.families import Response
@@ -84,10 +91,13 @@ class FitConfig(Settings):
     )
     site_effects: str = Field(
         "none",
-        description="What differs between sites: none, intercepts, or sparse (intercepts and some coefficients).",
+        description="What differs between sites: none, intercepts, random (intercepts, shrunk), or sparse (intercepts "
+        "and some coefficients).",
     )
     mu: float | None = Field(
-        None, description="Weight of the sites' deviations with --site-effects sparse; default 0.7 lam."
+        None,
+        description="Weight of the sites' deviations; default with --site-effects sparse 0.7 lam, with random by "
+        "marginal likelihood.",
     )
     heterogeneity: bool = Field(False, description="Also compare the sites: their own estimates, tests, a forest plot.")
     evaluate: str | None = Field(
@@ -127,8 +137,8 @@ class FitConfig(Settings):
                 "expected --offset or --exposure, got both; the offset of an exposure is its log",
             ),
             (
-                task.mu is not None and task.site_effects != "sparse",
-                f"expected --mu with --site-effects sparse, got {task.site_effects}; leave --mu out",
+                task.mu is not None and task.site_effects not in ("random", "sparse"),
+                f"expected --mu with --site-effects random or sparse, got {task.site_effects}; leave --mu out",
             ),
         ):
             if wrong:

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fednmap.estimators.evaluation import evaluate
+from fednmap.estimators.evaluation import Evaluation, evaluate
 from fednmap.estimators.family_problems import FAMILIES, RATIOS, expected, family, threshold_names
 from fednmap.estimators.fit_config import FitConfig, folds, numbers
 from fednmap.estimators.inference import Inference
-from fednmap.estimators.model_card import model_card
 from fednmap.estimators.model_selection import CrossValidated
 from fednmap.estimators.path import RegularizationPath
 from fednmap.estimators.penalties import told_lam
@@ -43,6 +42,36 @@ PICTURES = {
 }
 HELD_OUT = "Predictions of rows that were held out"
 NAMED = 12  # columns in the legend of a path: those with the largest coefficients
+
+CARD = """# {title}
+
+fednmap {version}, begun {began}: `{command}`
+
+## Data
+
+{data}: {rows} rows of {sites} sites. {columns} columns of the model, made of {given} columns of the tables.
+
+{by_site}
+
+## Model
+
+{model}. {nonzero} of {size} coefficients are not zero. {weights} count the same. {rounds} rounds, {ended}.
+The coefficients are in `coefficients.csv`.
+
+## Predictions
+
+{predictions}
+
+## What the sites revealed
+
+{told} counts and sums of the columns below, and in every round a gradient or a loss.
+
+{sent}
+
+## Limits
+
+{limits}
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,8 +228,8 @@ def load(folder: str | File) -> FittedModel:
         choose("family", said["family"], FAMILIES)
         effects, own = None, said.get("site_effects")
         if own is not None:
-            parts = (np.array([site[name] for site in own.values()], float) for name in ("intercept", "deviation"))
-            effects = SiteEffects(tuple(own), tuple(said["columns"]), *parts)
+            a, d = (np.array([site[name] for site in own.values()], float) for name in ("intercept", "deviation"))
+            effects = SiteEffects(tuple(own), tuple(said["columns"]), a, d)
         statistics = [Statistic(**s | {"levels": tuple(s["levels"])}) for s in said["statistics"]]
         model = FittedModel(
             said["family"],
@@ -329,6 +358,9 @@ def fit_into(
     lines = [f"{config.family}, penalty {config.penalty}, lam {lam}, objective {estimator.objective_:.6g}"]
     if not chosen and lam != "-" and config.lam is None:
         lines.append("lam is the default; --cv 5 or --cv leave-one-site-out chooses it")
+    if config.site_effects == "random":
+        about |= {"mu": estimator._known_mu(), "site_variance": estimator.site_effects_.variance}
+        lines.append(f"variance of the sites' intercepts: {about['site_variance']:.4g}, mu {about['mu']:.4g}")
     lines += [cost, *notes]
     lines += [f"Coefficients are for {model.target} = {model.classes[1]}."] if len(model.classes) == 2 else []
     if errors is not None:
@@ -410,6 +442,57 @@ def _write_page(
             body.append(f"<h2>{title}</h2>{page.picture(folder.path / file)}")
     title = f"{model.target}: {len(sites.rows)} sites"
     page.write_page(folder.path / "report.html", title, [*lines, *made_by(folder.environment())], body)
+
+
+def model_card(
+    about: dict[str, Any], config: FitConfig, model: FittedModel, title: str, evaluated: Evaluation | None
+) -> str:
+    """Return the card as Markdown; about: how the model was made."""
+    made, names = about["environment"], ("site", "rows", "weight", "loss")
+    sites = DataTable(names, [[site[name] for name in names] for site in about["sites"]])
+    filled = [s.column for s in model.statistics if s.kind == "number" and s.missing]
+    of = " here" if config.cov_type is None else ": those here are of the estimates without the penalty"
+    limits = {
+        "It describes the rows above. Other patients, times or ways to measure may differ.": True,
+        "A level that no site had is refused, not guessed.": any(s.levels for s in model.statistics),
+        f"Gaps in {', '.join(filled)} are filled by the {config.impute} of all sites.": filled,
+        f"Penalised coefficients are shrunk, and have no intervals{of}.": config.penalty != "none",
+        "How well it predicts was not measured on rows that it had not seen.": evaluated is None,
+        "The choice of lam has seen the rows that were held out: measures are a little too good.": evaluated
+        and config.choice(),
+        "Hazard ratios are relative to the mean row; every site has its own baseline hazard.": model.family == "cox",
+        "A new site has the shared coefficients.": config.site_effects in ("random", "sparse"),
+    }
+    chosen = f", chosen by {config.select}{f' of --cv {config.cv}' if config.cv else ''}" if config.choice() else ""
+    lam = "" if about["lam"] is None else f", lam {about['lam']:.4g}{chosen}"
+    predictions = "Not measured; `--evaluate 5` does."
+    if evaluated is not None:
+        words = f"Rows that were held out (`--evaluate {config.evaluate}`), with {100 * evaluated.level:g} % intervals:"
+        predictions = f"{words}\n\n{evaluated.table().markdown()}"
+    return CARD.format(
+        title=title,
+        version=made.get("fednmap"),
+        began=made.get("began"),
+        command=" ".join(made.get("command", ())),
+        data=about["data"],
+        rows=sum(site["rows"] for site in about["sites"]),
+        sites=len(sites.rows),
+        columns=len(model.columns),
+        given=len(model.statistics),
+        by_site=sites.markdown(),
+        model=f"{config.family.capitalize()}, penalty {config.penalty}{lam}",
+        nonzero=int((model.coef != 0).sum()),
+        size=model.coef.size,
+        weights=config.weights.replace("samples", "rows").capitalize(),
+        ended=about["ended"],
+        rounds=about["rounds"],
+        predictions=predictions,
+        told="One process read all files. Between machines sites would have revealed"
+        if about["simulated"]
+        else "They revealed",
+        sent=DataTable(("column", "sent"), [(s.column, s.sent) for s in model.statistics]).markdown(),
+        limits="\n".join(f"- {words}" for words, holds in limits.items() if holds),
+    )
 
 
 def plot_path(path: RegularizationPath, file: str | File, chosen: float | None = None, scale: Any = None) -> None:

@@ -27,10 +27,10 @@ SHOWN = 9  # columns of a forest plot by default: those with the smallest p of C
 
 @dataclass(frozen=True, eq=False)
 class Heterogeneity:
-    """Estimates of each coefficient by site and jointly, NaN where a site has none; `heterogeneity()` returns it.
+    r"""Estimates of each coefficient by site and jointly, NaN where a site has none; `heterogeneity()` returns it.
 
-    fixed:  the mean of the sites' estimates, weighted by 1 / error^2; random: by 1 / (error^2 + tau2), tau2 by
-            DerSimonian and Laird.
+    fixed:  the mean of the sites' estimates, weighted by $1 / \text{error}^2$.
+    random: the same by $1 / (\text{error}^2 + \tau^2)$, with $\tau^2$ by DerSimonian and Laird.
     Q, I2:  Cochran's statistic, chi-squared with df degrees of freedom if sites do not differ, and the share of the
             variation between sites that is not chance, max(0, (Q - df) / Q).
     ratio:  likelihood ratio statistic of the joint model against one model per site, for all columns (and intercepts,
@@ -60,12 +60,11 @@ class Heterogeneity:
     def table(self) -> DataTable:
         """Return one row per column: joint, fixed and random effects, their errors, and the test."""
         p = len(self.names)
-        found = {"joint": self.joint.estimate[:p], "joint error": self.joint.error[:p]}
+        found = {"name": self.names, "joint": self.joint.estimate[:p], "joint error": self.joint.error[:p]}
         found |= {"fixed": self.fixed, "fixed error": self.fixed_error}
         found |= {"random": self.random, "random error": self.random_error}
         found |= {"tau2": self.tau2, "Q": self.Q, "df": self.df, "p": self.p_value, "I2": self.I2}
-        columns = [list(self.names), *(v.tolist() for v in found.values())]
-        return DataTable(["name", *found], [list(row) for row in zip(*columns, strict=True)])
+        return DataTable.of_columns(found)
 
     def to_frame(self) -> Any:
         """Return the table as a polars frame."""
@@ -158,7 +157,7 @@ def heterogeneity(
     if estimator._classes() or estimator._family().constants:
         raise InputError("expected a linear, logistic (two classes), Poisson or Cox model for heterogeneity")
     together = copy(estimator)
-    if together.site_effects == "sparse":
+    if together.site_effects in ("random", "sparse"):
         together.site_effects = "intercepts" if together._family().level and together.fit_intercept else "none"
     prepared = together._prepare(rows)
     joint = wald(together, prepared, rows, prepared.start.numpy(), level)

@@ -19,10 +19,9 @@ from sklearn.utils.validation import _num_samples, check_is_fitted
 from fednmap.core import Regularizer
 from fednmap.estimators import rows as inputs
 from fednmap.estimators.base import Federated
-from fednmap.estimators.debiased import debiased
 from fednmap.estimators.family_problems import CoxResponse, expected, family, first_level, outputs_at
 from fednmap.estimators.heterogeneity import heterogeneity
-from fednmap.estimators.inference import bootstrap, fitted_point, inference
+from fednmap.estimators.inference import bootstrap, debiased, fitted_point, inference
 from fednmap.estimators.path import path
 from fednmap.estimators.penalties import Groups
 from fednmap.estimators.prepare import Parameters, problem_of
@@ -144,8 +143,15 @@ class _RowModel(FederatedModel):
             self.coef_, self.intercept_ = model.coef, model.intercept
 
     def _finish(self, rows: Rows) -> None:
-        if self._family().name == "negative-binomial":
-            warn_without_overdispersion(self, rows)
+        if self._family().name != "negative-binomial":
+            return
+        dispersion = vars(self)["dispersion_"]
+        if dispersion * float(rows.shares(self.weights) @ rows.y) < 1.001 * LITTLE:
+            warnings.warn(
+                f"the dispersion is {dispersion:.1g}: these counts do not vary more than Poisson's; use family poisson",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -175,14 +181,17 @@ class FederatedGLM(_RowModel):
     standardize:   columns of mean 0 and deviation 1, by sums over the sites; the penalty is then on the coefficients of
                    the standardised columns, as in glmnet. coef_ and intercept_ are for the columns as they were given.
     fit_intercept: an intercept, never penalised.
-    tol:           |F_nat| at which the fit ends, relative to the deviation of y in a linear regression, to the mean of
-                   y in a Poisson regression.
+    tol:           $|F_{nat}|$ at which the fit ends, relative to the deviation of y in a linear regression, or
+                   to the mean of y in a Poisson regression.
     max_rounds:    rounds at most; a ConvergenceWarning says that they did not suffice.
     weights:       "samples" counts every row once, "sites" every site as much as any other.
-    site_effects:  "none"; "intercepts", an unpenalised one per site; "sparse", these and coefficients b + d_i of site
-                   i, with the penalty lam penalty(b) + mu sum_i |d_i|_1. coef_ are then the shared b, intercept_ is
-                   the mean over sites; predict(X, sites) uses the sites' own, for a new site the shared ones.
-    mu:            weight of the deviations d_i of standardised columns; default 0.7 lam.
+    site_effects:  "none"; "intercepts", an unpenalised one per site; "random", intercepts that are normal around
+                   intercept_; "sparse", unpenalised ones and coefficients $b + d_i$ of site i, with
+                   $\mu \sum_i |d_i|_1$ added to the penalty. coef_ are then the shared b, intercept_ is the mean over
+                   sites; predict(X, sites) uses the sites' own, for a new site the shared ones.
+    mu:            weight of the deviations $d_i$ of standardised columns; default 0.7 lam. With random intercepts
+                   $a_i$ the weight of $\sum_i (a_i - c)^2 / 2$, where $c$ is intercept_; default by marginal likelihood
+                   (REML in an unpenalised linear regression): mu_.
     offset:        a column of X, by name or number, that is added to every score and has no coefficient.
     exposure:      the same with the logarithm of the column: times at risk, in models with a log link.
     formula:       such as "visits ~ age * sex + bs(bmi, 4)": X is then a frame with these columns, and y the left side
@@ -194,7 +203,7 @@ class FederatedGLM(_RowModel):
 
     Fitted: coef_, intercept_, n_iter_ (rounds), n_features_in_, feature_names_in_, bytes_sent_, objective_, residual_,
     converged_, sites_, site_report_, and with site effects site_effects_. Of a negative binomial model also dispersion_
-    and theta_ = 1 / dispersion_.
+    and its inverse theta_.
 
     >>> import numpy as np
     >>> X, hospital = np.array([[0.0], [1.0], [2.0], [3.0]]), ["a", "a", "b", "b"]
@@ -222,8 +231,8 @@ class FederatedGLM(_RowModel):
 class FederatedLogisticRegression(_RowModel, AnyPenalty):
     """Logistic regression, binary or multinomial: mean log-loss + lam penalty.
 
-    With standardize=False it is scikit-learn's LogisticRegression with C = 1 / (N lam): penalty="l1", "ridge" (its l2)
-    or "elastic-net". The union of the sites' labels are the classes; a site may lack some. Other parameters: see
+    With standardize=False it is scikit-learn's LogisticRegression with `C = 1 / (N lam)`: penalty="l1", "ridge" (its
+    l2) or "elastic-net". The union of the sites' labels are the classes; a site may lack some. Other parameters: see
     `FederatedGLM`.
 
     >>> import numpy as np
@@ -247,7 +256,7 @@ class FederatedLasso(_RowModel):
     lam:           weight of the penalty.
     standardize:   columns of mean 0 and deviation 1 by sums over the sites.
     fit_intercept: whether there is an intercept c.
-    tol:           |F_nat| at which the fit ends, relative to the deviation of y.
+    tol:           $|F_{nat}|$ at which the fit ends, relative to the deviation of y.
     max_rounds:    rounds at most; a ConvergenceWarning says that they did not suffice.
     weights:       "samples" counts every row once, "sites" every site as much as any other.
 
@@ -408,17 +417,6 @@ class FederatedHuberRegressor(_RowModel):
         return ScaledHuber(self.epsilon)
 
 
-def warn_without_overdispersion(estimator: Any, rows: Rows) -> None:
-    """Warn that a dispersion is as small as it may be."""
-    if estimator.dispersion_ * float(rows.shares(estimator.weights) @ rows.y) < 1.001 * LITTLE:
-        warnings.warn(
-            f"the dispersion is {estimator.dispersion_:.1g}: these counts do not vary more than Poisson's; use "
-            "family poisson",
-            ConvergenceWarning,
-            stacklevel=3,
-        )
-
-
 @dataclass(eq=False, repr=False)
 class FederatedCoxRegression(AnyPenalty):
     r"""Proportional hazards, with one baseline hazard per site.
@@ -431,11 +429,16 @@ class FederatedCoxRegression(AnyPenalty):
     counts (sample_weight), it counts in its own term and in the sums over those at risk.
 
     Covariates that change with time have a row for each interval: y has three columns, start, stop and event, as R's
-    Surv(start, stop, event), and the row is at risk for start < t <= stop. They are also for late entry.
+    Surv(start, stop, event), and the row is at risk after start, up to stop. They are also for late entry.
 
     ties:   "efron" or "breslow".
     strata: a column of X, of words or numbers, that has no coefficient: only rows of one stratum are compared, and
             each stratum has its own baseline hazard. Other parameters: see `FederatedGLM`.
+
+    >>> import numpy as np
+    >>> X, y = np.array([[1.0], [0.0], [1.0], [0.0], [1.0]]), [[1, 1], [2, 1], [3, 1], [4, 0], [5, 1]]
+    >>> FederatedCoxRegression().fit(X, y, sites=["a"] * 5).coef_.round(2)
+    array([0.34])
     """
 
     penalty: str | Regularizer = "none"

@@ -30,7 +30,7 @@ from fednmap.estimators.linear_models import (
     FederatedOrdinalRegression,
     FederatedPoissonRegressor,
 )
-from fednmap.estimators.path import RegularizationPath, grid, is_ridge, null_model, walk
+from fednmap.estimators.path import LARGEST, RegularizationPath, grid, is_ridge, null_model, walk
 from fednmap.estimators.prepare import Prepared, dense, problem_of
 from fednmap.estimators.remote import RemoteProblem
 from fednmap.estimators.rows import Floats, Rows, sample_weights
@@ -89,9 +89,10 @@ class CrossValidated(Federated):
         """Choose lam, and fit the model there to all rows."""
         if self.select not in SELECT:
             raise InputError(f"select is {self.select!r}; choose from {', '.join(SELECT)}")
-        if self.site_effects == "sparse" and isinstance(self.mu, Sequence | np.ndarray):
+        if self.site_effects in ("random", "sparse") and isinstance(self.mu, Sequence | np.ndarray):
             return self._choose_mu(X, y, sites, sample_weight)
         rows = self._read(X, y, sites, sample_weight)
+        before = self._choose_variance(rows, LARGEST)  # of the model without columns
         folds = (
             folds_of(self, self.cv, self.random_state, rows, X, y, sites, sample_weight)
             if self.select in ("min", "1se")
@@ -107,9 +108,14 @@ class CrossValidated(Federated):
             warn_unconverged([fit.converged for fit in self.path_.fits], "models of the path")
         self.lam_ = float(self.lambdas_[chosen])
         self._warn_at_an_end()
-        self._keep(prepared, self.path_.fits[chosen])
-        self.n_iter_ = max(1, self.path_.total_rounds) + rounds
+        found, after = self.path_.fits[chosen], self._choose_variance(rows, self.lam_)
+        if any(after):
+            prepared = self._prepare(rows)
+            found = self._solve(prepared)
+        self._keep(prepared, found)
+        self.n_iter_ = max(1, self.path_.total_rounds) + rounds + before[0] + after[0]
         self.bytes_sent_ += sum(fit.bytes for fit in self.path_.fits) - self.path_.fits[chosen].bytes + sent
+        self.bytes_sent_ += before[1] + after[1]
         if rows.remote is None:
             self._finish(rows)
         return self
@@ -339,8 +345,9 @@ class FederatedLassoCV(CrossValidated, FederatedLasso):
     select:       "min", the least held-out loss; "1se", the largest lam within one standard error of it; or, without
                   folds, the least "bic" or "ebic" (extended, for many columns).
     random_state: how the folds are dealt out.
-    mu:           with site_effects="sparse"; default 0.007, whatever lam is. Also a list, of which mu_ is chosen in the
-                  same way.
+    mu:           with site_effects="sparse", default 0.007, whatever lam is; with "random", default by marginal
+                  likelihood: of the model without columns while lam is chosen, then at lam_. Also a list, of which mu_
+                  is chosen in the same way as lam.
     """
 
 

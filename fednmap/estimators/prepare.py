@@ -21,6 +21,7 @@ from fednmap.estimators.remote import RemoteProblem
 from fednmap.estimators.rows import Floats, Rows
 from fednmap.estimators.site_effects import PartialMinimum, SiteEffects
 from fednmap.measure import hessian_norms
+from fednmap.names import InputError
 from fednmap.problems import GLM
 from fednmap.problems.curvature import largest_eigenvalue
 from fednmap.problems.families import Gaussian, Response
@@ -115,63 +116,19 @@ class Parameters(NamedTuple):
     constants: Floats
 
 
-class Layout:
-    """What the vector x of f means: coefficients of scaled columns, one output after another, then the intercepts, then
-    what the family estimates once for all rows. It begins at the model without columns, of y with these weights."""
-
-    def __init__(
-        self,
-        family: Response,
-        scaling: Scaling,
-        y: Floats,
-        weight: Floats,
-        intercept: bool,
-        offset: Floats | None = None,
-    ) -> None:
-        self.family, self.scaling, self.intercept = family, scaling, intercept
-        self.outputs, self.constants = family.outputs - family.constants, family.constants
-        self.columns = len(scaling.shift)
-        self.end = self.outputs * self.columns
-        first = first_level(family, y, weight, offset) if intercept else np.zeros(0)
-        parts = [np.zeros(self.end), first, family.first_constants(y, weight)]
-        self.start = torch.from_numpy(np.concatenate(parts))
-        self._least = family.least(y, weight) if family.constants else 0.0
-        self.unit = family.unit(y, weight)
-        """Tolerances are relative to it."""
-
-    def with_penalty(self, phi: Regularizer) -> Regularizer:
-        """phi on the coefficients, the intercepts left alone, constants kept positive."""
-        if isinstance(phi, Zero) and not self.constants:
-            return phi
-        parts: list[tuple[slice, Regularizer]] = [(slice(0, self.end), phi)] if self.end else []
-        if self.constants:
-            size = len(self.start)
-            parts.append((slice(size - self.constants, size), Box(self._least, float("inf"))))
-        return Separable(parts) if parts else Zero()
-
-    def coefficients(self, x: Tensor) -> Floats:
-        """(K, p), of the scaled columns."""
-        found: Floats = x[: self.end].reshape(self.outputs, self.columns).numpy()
-        return found
-
-    def parameters(self, x: Tensor) -> Parameters:
-        """The model on the scale of the given columns."""
-        intercept = x[self.end : self.end + self.outputs].numpy() if self.intercept else np.zeros(self.outputs)
-        if self.outputs > 1:
-            intercept = intercept - intercept.mean()  # what is common to all classes changes no probability
-        constants = x[len(x) - self.constants :].numpy()
-        return Parameters(*self.scaling.original(self.coefficients(x), intercept), constants)
-
-
-class Prepared(Layout):
+class Prepared:
     """f, the mean loss of the sites' rows on scaled columns, and its derivatives.
+
+    Its vector x holds the coefficients of scaled columns, one output after another, then the intercepts, then what the
+    family estimates once for all rows. It begins at the model without columns.
 
     Sparse columns stay as they are if they would be shifted: with v = factor w, the score of a row is
     <(a - shift) factor, w> + c = <a, v> + (c - <shift, v>). That is a linear map x -> T x, so grad f is T' times the
     gradient by T x. A linear regression keeps A'A and A'y, from which a gradient costs p^2 products and not p times the
     rows; sites send the same gradients either way.
 
-    site_effects: "none", "intercepts" or "sparse", with the weight mu; x then holds the shared coefficients alone.
+    site_effects: "none", "intercepts", "random" or "sparse", with the weight mu. x then holds what is shared: the
+    coefficients, and with "random" the mean intercept.
     """
 
     def __init__(
@@ -188,18 +145,29 @@ class Prepared(Layout):
         rows = rows.by_site()
         X, y, each = rows.X, rows.y, rows.shares(weights)
         self.level = fit_intercept and family.level
-        intercept = self.level and site_effects == "none"
+        intercept = self.level and site_effects in ("none", "random")
         free = self.level or not family.level
         if rows.remote is None:
             known, of_columns = (y, each), moments(X, each)
         else:
             known, of_columns = rows.remote.response(), rows.remote.moments()
         scaling = Scaling.of(*of_columns, standardize=standardize, free_level=free)
-        super().__init__(family, scaling, *known, intercept, rows.offset)
+        self.family, self.scaling, self.intercept = family, scaling, intercept
+        self.outputs, self.constants = family.outputs - family.constants, family.constants
+        self.columns = len(scaling.shift)
+        self.end = self.outputs * self.columns
+        first = first_level(family, *known, rows.offset) if intercept else np.zeros(0)
+        self.start = torch.from_numpy(np.concatenate([np.zeros(self.end), first, family.first_constants(*known)]))
+        self._least = family.least(*known) if family.constants else 0.0
+        self.unit = family.unit(*known)
+        """Tolerances are relative to it."""
         self.sites = rows.sites
         self.site_weights: Floats = np.bincount(rows.sites.of_row, each, len(rows.sites)).astype(float)
         self._mapped = intercept and sparse.issparse(X)
         self._shifted = not sparse.issparse(X)
+        counted = rows.counted and (weights == "samples" or len(rows.sites) == 1)
+        self.size = float(rows.weight.sum()) if counted else float(len(rows.y))
+        """Rows, or the sum of weights that count equal rows."""
         self.problem: Linear | PartialMinimum | RemoteProblem
         self._scaled: tuple[Rows, Floats] | None = None
         """Rows and what they count, of a table so wide that f is minimised on some of its columns."""
@@ -211,31 +179,42 @@ class Prepared(Layout):
         else:
             self.problem = rows.remote.problem(family, scaling)
         self._gram: tuple[Tensor, Tensor] | None = None
-        self.own_intercepts = len(rows.sites) if self.level and site_effects != "none" else 0
+        self.own_intercepts = len(rows.sites) if self.level and site_effects in ("intercepts", "sparse") else 0
         """Of sites, which x does not hold."""
         self.quadratic = isinstance(family, Gaussian) and site_effects != "sparse"
         """Whether the Hessian is the same everywhere."""
         self._level: Floats | None = None
         """The intercept of a model between machines whose sites have their own: on scaled columns that of the mean
         row; then the mean of the sites', where these tell sums alone."""
+        if isinstance(self.problem, RemoteProblem) and site_effects == "random":
+            raise InputError("site_effects 'random' is for one process; a fit between machines does not have it yet")
         if isinstance(self.problem, RemoteProblem) and site_effects != "none":
             self._level = family.first(*known) if self.level else np.zeros(1)
         elif site_effects != "none":
             first = family.first(y, each) if self.level else np.zeros(0)
             self.problem.start = torch.from_numpy(np.concatenate([np.zeros(self.end), first]))
-            only = mu if site_effects == "sparse" else None
             assert isinstance(self.problem, Linear)
-            self.problem = PartialMinimum(self.problem, rows.sites.names, self.site_weights, only, self.unit)
+            random: Any = {"ridge": mu, "rows": self.size} if site_effects == "random" else {}
+            only, of_sites = mu if site_effects == "sparse" else None, (rows.sites.names, self.site_weights)
+            self.problem = PartialMinimum(self.problem, *of_sites, only, self.unit, **random)
         else:
             self._begin(len(y))
         if rows.remote is not None and (shift := rows.remote.mean_offset) is not None and intercept:
             assert isinstance(self.problem, RemoteProblem)
             self.start[self.end] = self.problem.null_level(float(self.start[self.end]) - shift)
         steep = np.maximum(family.steepness(*known), 1e-12)
+        self.level_unit = 1.0
+        """By what a random intercept is divided in x, so that its tolerance is as strict as that of a fixed one."""
+        if site_effects == "random":
+            curve = mu * steep * self.site_weights / (mu + steep * self.site_weights)
+            self.level_unit = float(steep[0] / curve.sum())
+            self.start[-1] /= self.level_unit
         square = np.where(scaling.square > 0, scaling.square, 1.0)
         self.deviation = np.sqrt(square)
         """Of the scaled columns; 1 for those that do not vary."""
-        self.diagonal = np.concatenate([np.outer(steep, square).flatten(), steep if intercept else []])
+        self.diagonal = np.concatenate(
+            [np.outer(steep, square).flatten(), steep * self.level_unit if intercept else []]
+        )
         """Of the Hessian at the start, where columns are uncorrelated with y: from sums that the sites have sent."""
         self.reach = self.unit * self.deviation / self.diagonal if site_effects == "sparse" else None
         """The longest first step; f has regions without curvature, in which a step by curvature would be endless."""
@@ -269,6 +248,8 @@ class Prepared(Layout):
 
     def _inner(self, x: Tensor) -> Tensor:
         """T x."""
+        if self.level_unit != 1:
+            x = torch.cat([x[..., :-1], self.level_unit * x[..., -1:]], -1)
         if not self._mapped:
             return x
         w, c, rest = x.tensor_split((self.end, self.end + self.outputs), -1)
@@ -277,12 +258,29 @@ class Prepared(Layout):
 
     def _back(self, g: Tensor) -> Tensor:
         """T' g."""
-        if not self._mapped:
-            return g
-        v, c, rest = g.tensor_split((self.end, self.end + self.outputs), -1)
-        shift, factor = dense(self.scaling.shift), dense(self.scaling.factor)
-        w = (v.unflatten(-1, (self.outputs, -1)) - c.unsqueeze(-1) * shift) * factor
-        return torch.cat([w.flatten(-2), c, rest], -1)
+        if self._mapped:
+            v, c, rest = g.tensor_split((self.end, self.end + self.outputs), -1)
+            shift, factor = dense(self.scaling.shift), dense(self.scaling.factor)
+            w = (v.unflatten(-1, (self.outputs, -1)) - c.unsqueeze(-1) * shift) * factor
+            g = torch.cat([w.flatten(-2), c, rest], -1)
+        if self.level_unit != 1:
+            g = torch.cat([g[..., :-1], self.level_unit * g[..., -1:]], -1)
+        return g
+
+    def with_penalty(self, phi: Regularizer) -> Regularizer:
+        """phi on the coefficients, the intercepts left alone, constants kept positive."""
+        if isinstance(phi, Zero) and not self.constants:
+            return phi
+        parts: list[tuple[slice, Regularizer]] = [(slice(0, self.end), phi)] if self.end else []
+        if self.constants:
+            size = len(self.start)
+            parts.append((slice(size - self.constants, size), Box(self._least, float("inf"))))
+        return Separable(parts) if parts else Zero()
+
+    def coefficients(self, x: Tensor) -> Floats:
+        """(K, p), of the scaled columns."""
+        found: Floats = x[: self.end].reshape(self.outputs, self.columns).numpy()
+        return found
 
     def loss(self, x: Tensor) -> float:
         return float(self.problem.loss(self._inner(x)))
@@ -337,7 +335,7 @@ class Prepared(Layout):
         """A bound of the Hessian's largest eigenvalue, else that at x by power iteration and a little more."""
         if self._gram is not None:
             return largest_eigenvalue(lambda v: self.hessian(x) @ v, x) or 1.0
-        if not self._mapped:
+        if not self._mapped and self.level_unit == 1:
             return self.problem.smoothness() or 1.0
         first = torch.randn(1, x.numel(), generator=torch.Generator("cpu").manual_seed(0), dtype=x.dtype, device="cpu")
         found = float(hessian_norms(lambda u: self.gradient(u[0])[None], x, first, 20))
@@ -346,7 +344,7 @@ class Prepared(Layout):
     def site_gradients(self, x: Tensor) -> Floats:
         """What each site adds to the gradient of f, (sites, d)."""
         if isinstance(self.problem, PartialMinimum | RemoteProblem):
-            found: Floats = torch.cat(self.problem.site_gradients(x[None])).numpy()
+            found: Floats = self._back(torch.cat(self.problem.site_gradients(self._inner(x)[None]))).numpy()
             return found
         each = self.problem.oracle(torch.arange(self.problem.n, device="cpu"), 0)(self._inner(x), 0)
         found = self.site_weights[:, None] * self._back(each).numpy()
@@ -360,17 +358,37 @@ class Prepared(Layout):
                 self._level = told + self.coefficients(x) * self.scaling.factor @ self.scaling.shift
         if not isinstance(self.problem, PartialMinimum):
             return None
-        d, a = self.problem.effects(x)
+        d, a = self.problem.effects(self._inner(x))
         deviation = d * self.scaling.factor
         if self._shifted and self.level:
             a = a - (deviation + self.coefficients(x) * self.scaling.factor) @ self.scaling.shift
         return SiteEffects(self.sites.names, tuple(names), a, deviation)
 
+    def random_intercepts(self, objective: float, x: Tensor, reml: bool) -> tuple[float, float]:
+        """-2 log marginal likelihood of random intercepts, but for a constant, and their variance.
+
+        objective: the least of f + phi, at x; reml: of a linear regression, whether coefficients are integrated out.
+        """
+        f, inner, left, value = self.problem, self._inner(x), self.size, 0.0
+        assert isinstance(f, PartialMinimum)
+        if self.quadratic:
+            value = float(np.log1p(self.site_weights / f.ridge).sum())
+        if reml:
+            sizes = np.linalg.eigvalsh(f.hessian(inner).numpy())
+            sizes = sizes[sizes > 1e-12 * sizes[-1]]  # less aliased columns
+            value, left = value + float(np.log(sizes).sum()), left - len(sizes)
+        value += float(self.family.minus_two_log(np.array(objective), left))
+        return value, self.noise(x) / (left if reml else self.size) / f.ridge
+
     def parameters(self, x: Tensor) -> Parameters:
-        found = super().parameters(x)
-        if self._level is not None:
-            return Parameters(*self.scaling.original(self.coefficients(x), self._level), found.constants)
-        if not isinstance(self.problem, PartialMinimum):
+        """The model on the scale of the given columns."""
+        intercept = x[self.end : self.end + self.outputs].numpy() if self.intercept else np.zeros(self.outputs)
+        if self.outputs > 1:
+            intercept = intercept - intercept.mean()  # what is common to all classes changes no probability
+        constants, level = x[len(x) - self.constants :].numpy(), self.level_unit * intercept
+        coef = self.coefficients(x)
+        found = Parameters(*self.scaling.original(coef, level if self._level is None else self._level), constants)
+        if self.intercept or not isinstance(self.problem, PartialMinimum):
             return found
         effects = self.effects(x, ())
         assert effects is not None

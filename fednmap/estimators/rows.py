@@ -182,18 +182,18 @@ def targets(y: Any, rows: int, columns: int = 1) -> Floats:
     return found
 
 
+def _fields(y: Any) -> Any:
+    return getattr(getattr(y, "dtype", None), "fields", None) or {}
+
+
 def _check_given(y: Any) -> None:
     if y is None:
         raise InputError("this estimator requires y to be passed, but the target y is None")
-    if _fields(y):
+    if fields := _fields(y):
         raise InputError(
-            f"expected one target per row, got a structured array with the fields {', '.join(_fields(y))}; give one "
-            "of them, or use FederatedCoxRegression for times and events"
+            f"expected one target per row, got a structured array with the fields {', '.join(fields)}; give one of "
+            "them, or use FederatedCoxRegression for times and events"
         )
-
-
-def _fields(y: Any) -> Any:
-    return getattr(getattr(y, "dtype", None), "fields", None) or {}
 
 
 def _one_per_row(y: Any, rows: int) -> None:

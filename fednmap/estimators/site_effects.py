@@ -4,19 +4,26 @@
 
 The gradient, at the minimising (a_i, d_i), is the only uplink, and no entry of it exceeds mu. F_i is convex and no
 steeper than w_i f_i. With d = 0 ("intercepts") every site has its own intercept; with d ("sparse") coefficients
-differ too, where the rows of a site say so.
+differ too, where the rows of a site say so. With "random" the server sees a common intercept c as well, and
 
-References: Danskin, The theory of max-min, 1966. Gross and Tibshirani, Data shared lasso, 2016.
+    F_i(b, c) = min over a of  w_i f_i(b, a) + mu (a - c)^2 / 2,    grad F_i(b, c) = w_i grad f_i(b, a_i),
+
+plus log(1 + h_i / mu) / (2 N), where h_i is the curvature of w_i f_i in a and N the number of rows. That is Laplace's
+approximation of the marginal likelihood where a - c is normal with variance 1 / (N mu), over N. In a linear regression,
+whose h_i is constant, the term is left out; mu is there the variance of the noise over N times that of a - c.
+
+References: Danskin, The theory of max-min, 1966. Gross and Tibshirani, Data shared lasso, 2016. Breslow and Clayton,
+Approximate inference in generalized linear mixed models, 1993 ("random").
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from scipy import linalg
 from torch import Tensor
 
 from fednmap.estimators.family_problems import Linear
@@ -27,13 +34,12 @@ from fednmap.problems import GLM
 from fednmap.problems.families import Gaussian
 from fednmap.report.data_table import DataTable
 
-KINDS = ("none", "intercepts", "sparse")
+KINDS = ("none", "intercepts", "random", "sparse")
 SHARE = 0.7  # mu over lam by default; no whole number is its inverse, so that b is unique
 STEPS = 100  # Newton steps at a site, at most
 CLOSE = 1e-12  # |F_nat| at a site, relative to what the site weighs and to the unit of f
 STALLED, ROUNDING = 0.5, 1e-8  # |F_nat| over the one before, and its size, at which rounding forbids more
 SHORTER = 0.5 ** np.arange(12)  # parts of a Newton step that are tried
-SWEEPS = 1000  # over the coordinates of a quadratic, at most
 LONGEST = 4.0  # the first Newton step of an intercept, at most; then twice as long, ...
 RIDGE = 1e-11  # added to the diagonal of a site's Hessian, which may be singular, relative to its mean
 ALIASED = 1e-11  # share of a column's square that varies within sites, below which intercepts determine the column
@@ -49,6 +55,8 @@ class SiteEffects:
     """(sites,); 0 in a Cox model, where the sites' baseline hazards differ."""
     deviation: Floats
     """(sites, columns)"""
+    variance: float = math.nan
+    """Of random intercepts."""
 
     def table(self, coef: Any = None) -> DataTable:
         """Return a row per column whose coefficient differs somewhere, a column per site, and `coef` as "shared"."""
@@ -69,13 +77,25 @@ class SiteEffects:
 
 
 class PartialMinimum:
-    """The sum of the sites' F_i, as a problem of the shared coefficients.
+    """The sum of the sites' F_i, as a problem of the shared coefficients, and of c if intercepts are random.
 
-    weights: w_i; mu: None where intercepts alone differ; unit: what tolerances are relative to.
+    weights: w_i; mu: None where intercepts alone differ; unit: what tolerances are relative to; ridge: the mu of random
+    intercepts; rows: their N.
     """
 
-    def __init__(self, problem: Linear, names: Any, weights: Floats, mu: float | None, unit: float) -> None:
+    def __init__(
+        self,
+        problem: Linear,
+        names: Any,
+        weights: Floats,
+        mu: float | None,
+        unit: float,
+        *,
+        ridge: float = 0.0,
+        rows: float = 1.0,
+    ) -> None:
         self.problem, self.n, self.mu, self.unit = problem, problem.n, mu, unit
+        self.ridge, self.rows, self.random = ridge, rows, ridge > 0
         self.weights, self._sites = weights, [problem.alone(i) for i in range(problem.n)]
         self.columns = problem.data.x.shape[1]
         self._last: dict[tuple[int, int], tuple[Floats, Floats]] = {}  # b and (d, a), by site and place among points
@@ -84,8 +104,13 @@ class PartialMinimum:
         self._rows: dict[int, Any] = {}  # of a site, to compute with
         self.own = problem.dim - self.columns
         """Intercepts per site: 1, or 0 in a Cox model."""
+        self.dim = self.columns + self.random
+        gaussian = isinstance(problem, GLM) and isinstance(problem.family, Gaussian)
+        self._laplace = self.random and not gaussian
         self._first = [np.zeros(problem.dim) for _ in self._sites]  # (d, a) of the models without columns
-        if isinstance(problem, GLM) and self.own:
+        if self.random:
+            self._first = [problem.start.numpy().copy() for _ in self._sites]
+        elif isinstance(problem, GLM) and self.own:
             for name, site, first in zip(names, self._sites, self._first, strict=True):
                 assert isinstance(site, GLM)
                 y = site.data.y.double().numpy()
@@ -101,7 +126,10 @@ class PartialMinimum:
 
     def effects(self, b: Tensor) -> tuple[Floats, Floats]:
         """d_i (n, p) and a_i (n,), 0 where there is no intercept, on the scale of the problem's columns."""
-        found = np.stack([self._minimiser(i, b.numpy(), 0) for i in range(self.n)])
+        if self.mu is None:
+            found = np.stack([self._intercepts(i, b[None])[0].numpy() for i in range(self.n)])
+        else:
+            found = np.stack([self._minimiser(i, b.numpy(), 0) for i in range(self.n)])
         d = found[:, : self.columns]
         return d, found[:, -1] if self.own else np.zeros(self.n)
 
@@ -109,6 +137,8 @@ class PartialMinimum:
         total = torch.zeros(len(points), dtype=torch.float64, device="cpu")
         for i, (inner, size) in enumerate(self.inner(points)):
             total += self.weights[i] * self._sites[i].losses(inner) + size
+            if self._laplace:
+                total += self._spread(i, inner)[0]
         return total
 
     def gradients(self, points: Tensor) -> Tensor:
@@ -119,7 +149,29 @@ class PartialMinimum:
         """Of each F_i at several points (k, p): what the sites send."""
         inner = self.inner(points)
         each = zip(self.weights, self._sites, inner, strict=True)
-        return [w * site.gradients(x)[:, : self.columns] for w, site, (x, _) in each]
+        found = [w * site.gradients(x)[:, : self.dim] for w, site, (x, _) in each]
+        for i, (x, _) in enumerate(inner if self.random else ()):
+            if self.ridge < self.weights[i]:  # the same by the optimality of a, with less rounding
+                found[i][:, -1] = self.ridge * (points[:, -1] - x[:, -1])
+        if self._laplace:
+            return [g + self._spread(i, x)[1] for i, (g, (x, _)) in enumerate(zip(found, inner, strict=True))]
+        return found
+
+    def _spread(self, i: int, inner: Tensor) -> tuple[Tensor, Tensor]:
+        """log(1 + h_i / mu) / (2 N) at points whose (b, a_i) are `inner`, and its gradient by (b, c)."""
+        site, p = self._sites[i], self.columns
+        assert isinstance(site, GLM)
+        design, y, share = self._rows[i]
+        eta = (design.times_each(inner[:, :p]) + inner[:, p]).requires_grad_()
+        with torch.enable_grad():
+            curve = site.family.curvature(eta, y.unsqueeze(-1).expand(eta.shape))
+            third = torch.autograd.grad(curve.sum(), eta)[0]
+        parts = [float(self.weights[i]) * share.unsqueeze(-1) * part.detach() for part in (curve, third)]
+        by_b, by_a = zip(*((design.transposed_each(part), part.sum(0)[:, None]) for part in parts), strict=True)
+        steep = by_a[0] + self.ridge
+        moves = torch.cat([-by_b[0], torch.full_like(steep, self.ridge)], 1) / steep  # of a with (b, c)
+        slope = torch.cat([by_b[1], torch.zeros_like(steep)], 1) + by_a[1] * moves
+        return torch.log1p(by_a[0] / self.ridge)[:, 0] / (2 * self.rows), slope / steep / (2 * self.rows)
 
     def loss(self, x: Tensor) -> Tensor:
         return self.losses(x[None])[0]
@@ -145,32 +197,42 @@ class PartialMinimum:
 
     def projected(self, what: str, x: Tensor, copies: float | None = 1.0) -> tuple[Tensor, Tensor]:
         """The sum over sites of what intercepts leave of a matrix, "hessian" or "outer", and its diagonal before."""
-        p, power = self.columns, 2 if copies is None else 1
-        total, whole = torch.zeros(p, p, dtype=x.dtype, device="cpu"), torch.zeros(p, dtype=x.dtype, device="cpu")
+        p, d, power = self.columns, self.dim, 2 if copies is None else 1
+        total, whole = torch.zeros(d, d, dtype=x.dtype, device="cpu"), torch.zeros(d, dtype=x.dtype, device="cpu")
         for w, site, (inner, _) in zip(self.weights, self._sites, self.inner(x[None]), strict=True):
-            hessian = matrix = site.hessian(inner[0])
+            hessian = w * site.hessian(inner[0])
+            found = hessian
             if what == "outer":
                 assert isinstance(site, GLM)
-                matrix = site.outer(inner[0], copies)
-            found = w**power * matrix
-            whole += found.diagonal()[:p]
-            if self.own:
-                out = torch.cat([torch.eye(p, dtype=x.dtype, device="cpu"), -hessian[p:, :p] / hessian[p:, p:]])
+                found = w**power * site.outer(inner[0], copies)
+            whole += found.diagonal()[:d]
+            if self.own:  # out: how (b, a) changes with x
+                out = torch.eye(p + 1, d, dtype=x.dtype, device="cpu")
+                out[p, p:] = self.ridge
+                out[p, :p] = -hessian[p, :p]
+                out[p] /= hessian[p, p] + self.ridge
                 found = out.mT @ found @ out
+                if self.random:
+                    apart = out[p].clone()
+                    apart[p] -= 1
+                    found += self.ridge * torch.outer(apart, apart)
             total += found
         return total, whole
 
     def inner(self, points: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """For each site (b + d_i, a_i) at every point, and mu |d_i|_1."""
+        """For each site (b + d_i, a_i) at every point, and mu |d_i|_1, or mu (a_i - c)^2 / 2."""
         found = []
+        shared = points[:, : self.columns]
         for i in range(self.n):
             if self.mu is None:
                 u = self._intercepts(i, points)
             else:
                 u = torch.from_numpy(np.stack([self._minimiser(i, b, k) for k, b in enumerate(points.numpy())]))
-            d = u[:, : self.columns]
+            d, a = u[:, : self.columns], u[:, self.columns :]
             size = (self.mu or 0.0) * d.abs().sum(1)
-            found.append((torch.cat([points + d, u[:, self.columns :]], 1), size))
+            if self.random:
+                size = self.ridge / 2 * (a - points[:, self.columns :]).square().sum(1)
+            found.append((torch.cat([shared + d, a], 1), size))
         return found
 
     def _intercepts(self, i: int, points: Tensor) -> Tensor:
@@ -180,21 +242,25 @@ class PartialMinimum:
         if i not in self._rows:
             self._rows[i] = site._prepared(slice(0, len(site.data.x)), site._shares, points.dtype)
         design, y, share = self._rows[i]
+        pull = self.ridge / float(self.weights[i])
+        centre = points[:, self.columns] if self.random else 0.0
+        points = points[:, : self.columns]
         eta, weight = design.times_each(points), share.unsqueeze(-1)
         y = y.unsqueeze(-1).expand(eta.shape)
         a = torch.full((len(points),), float(self._first[i][-1]), dtype=points.dtype, device="cpu")
         low, high = torch.full_like(a, -torch.inf), torch.full_like(a, torch.inf)
         for k in range(STEPS):
-            slope = (weight * site.family.slope(eta + a, y)).sum(0)
-            if bool((slope.abs() <= CLOSE * self.unit).all()):
+            slope = (weight * site.family.slope(eta + a, y)).sum(0) + pull * (a - centre)
+            if bool((slope.abs() <= CLOSE * (self.unit + pull)).all()):
                 break
             low, high = torch.where(slope < 0, a, low), torch.where(slope > 0, a, high)
-            curve = (weight * site.family.curvature(eta + a, y)).sum(0).clamp_min(1e-300)
+            curve = (weight * site.family.curvature(eta + a, y)).sum(0).clamp_min(1e-300) + pull
             limit = torch.inf if isinstance(site.family, Gaussian) else LONGEST * 2.0**k
             step = a - torch.where(curve < torch.inf, slope / curve, slope.sign() * limit).clamp(-limit, limit)
             stays = (slope == 0) | (step == a)  # to rounding; an end of the bracket may be infinite
             a = torch.where((step > low) & (step < high), step, torch.where(stays, a, (low + high) / 2))
-        self._first[i][-1] = float(a[0])
+        if math.isfinite(float(a[0])):
+            self._first[i][-1] = float(a[0])
         return torch.cat([torch.zeros_like(points), a[:, None]], 1)
 
     def _minimiser(self, i: int, b: Floats, k: int) -> Floats:
@@ -203,8 +269,6 @@ class PartialMinimum:
         A coefficient b + d that differed at the last b of place k stays as it was, one that did not differ follows b.
         If the loss is smaller there, all stay as they were. The last resort is the model without columns.
         """
-        if self.mu is None:
-            return np.asarray(self._intercepts(i, torch.from_numpy(b)[None])[0])
         p = self.columns
         last, u = self._last.get((i, k)) or self._last.get((i, max(k - 1, 0))) or (np.zeros(p), self._first[i])
         stay = np.append(last + u[:p] - b, u[p:])
@@ -239,8 +303,7 @@ class PartialMinimum:
                 return u, False  # too far out for F_nat to be more than rounding
             if size <= CLOSE * unit or STALLED * before < size <= ROUNDING * unit:
                 return u, True
-            best = HessianModel(D, True).by_sets(u, g, mu, 0.0, p)
-            step = (_quadratic(D, g, u, mu, p) if best is None else best) - u
+            step = HessianModel(D, True).next_points(u[None], g[None], phi, np.array([1e-3 * size]))[0] - u
             for part in SHORTER:
                 after = self._site_loss(i, b, u + part * step)
                 if after[0] <= value + 1e-14 * abs(value):
@@ -272,31 +335,3 @@ def identified(matrix: Tensor, whole: Tensor) -> Tensor:
     """A matrix without columns that the sites' intercepts determine; whole: its diagonal before they left it."""
     inside = (matrix.diagonal() > ALIASED * whole).to(matrix)
     return matrix * inside * inside[:, None]
-
-
-def _quadratic(D: Floats, g: Floats, x: Floats, mu: float, end: int) -> Floats:
-    """argmin over u of <g, u> + <u - x, D (u - x)> / 2 + mu |u|_1, the norm of the first `end` coordinates.
-
-    Sweeps over coordinates until they find the signs of the solution, which a linear system then gives exactly.
-    """
-    u, slope, curve = x.copy(), g.copy(), D.diagonal().tolist()
-    pull = np.zeros_like(x)
-    pull[:end] = mu
-    for _ in range(SWEEPS):
-        for j in range(len(u)):
-            v = u[j] - slope[j] / curve[j]
-            reach = pull[j] / curve[j]
-            change = (v - min(max(v, -reach), reach)) - u[j]
-            if change:
-                u[j] += change
-                slope += change * D[j]
-        sign = np.where(pull > 0, np.sign(u), 1.0)
-        inside = sign.nonzero()[0]
-        solved = u.copy()
-        right = -(slope + pull * sign)[inside]
-        solved[inside] += linalg.solve(D[inside[:, None], inside], right, assume_a="pos")
-        after = slope + D @ (solved - u)
-        agree = (np.sign(solved) == sign) | (pull == 0) | (sign == 0)
-        if bool(agree.all()) and bool((np.abs(after) <= pull * (1 + 1e-9) + 1e-14)[sign == 0].all()):
-            return solved
-    return u

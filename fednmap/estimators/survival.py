@@ -10,6 +10,7 @@ import torch
 from scipy import stats
 
 from fednmap.estimators import rows as inputs
+from fednmap.estimators.base import check_level
 from fednmap.estimators.rows import Floats
 from fednmap.names import InputError
 from fednmap.problems import Cox
@@ -43,15 +44,14 @@ class SurvivalCurves:
 
     def table(self) -> DataTable:
         """Return a row for each group and time with an event."""
-        parts = (self.at_risk, self.events, self.survival, self.error, self.low, self.high)
-        head = ("group", "time", "at risk", "events", "survival", "standard error", "low", "high")
-        places = [(k, j) for k in range(len(self.groups)) for j in np.flatnonzero(self.events[k])]
-        return DataTable(
-            head, [[self.groups[k], float(self.times[j]), *(float(v[k, j]) for v in parts)] for k, j in places]
-        )
+        group, time = self.events.nonzero()
+        found = {"group": [self.groups[k] for k in group], "time": self.times[time]}
+        parts = {"at risk": self.at_risk, "events": self.events, "survival": self.survival}
+        parts |= {"standard error": self.error, "low": self.low, "high": self.high}
+        return DataTable.of_columns(found | {name: v[group, time] for name, v in parts.items()})
 
     def at(self, times: Any) -> Floats:
-        """Return P(T > t) of each group at these times, (groups, times)."""
+        """Return $P(T > t)$ of each group at these times, (groups, times)."""
         places = np.searchsorted(coarse(self.times), coarse(np.asarray(times, float)), "right")
         found: Floats = np.column_stack([np.ones(len(self.groups)), self.survival])[:, places]
         return found
@@ -73,8 +73,7 @@ def kaplan_meier(
     >>> found.survival.round(3)
     array([[0.75 , 0.75 , 0.375, 0.   ]])
     """
-    if not 0 < level < 1:
-        raise InputError(f"level is {level!r}; it must lie between 0 and 1, such as 0.95")
+    check_level(level)
     found = np.array(inputs.times_and_events(y), float)
     if found.ndim != 2 or found.shape[1] not in (2, 3) or not np.isin(found[:, -1], (0, 1)).all():
         raise InputError("expected y with the columns time and event (1 or 0), or start, stop and event")

@@ -23,6 +23,7 @@ INSIDE = 0.5  # of the tolerance: |F_nat| of the coefficients in the working set
 SOME = 0.03  # of |F_nat|, where the working set lacks columns that the rule asks for
 RIDGE = 1e-9  # added to a Hessian's diagonal, relative to it
 FEW = 10  # rounds with a Hessian partly of an earlier model, beyond which the whole is asked for again
+MANY, FEWER = 4, 0.5  # columns that violate the conditions, over `path_solver.SIZE` and over those of the check before
 MOST = 20  # values of lam that are solved for together, at most
 
 
@@ -48,7 +49,7 @@ def solve(
         found: Floats = values[..., : f.end].reshape(-1, p).max(0)
         return found
 
-    at = start
+    at, violated = start, p
     while done < k:
         nonzero = by_column(np.abs(at[: f.end]) + (l1[done] == 0)) > 0
         cap = min(max(LEAST, int(GROWTH * nonzero.sum())), path_solver.SIZE // f.outputs)
@@ -99,7 +100,9 @@ def solve(
             inside = np.zeros(p, bool)
             inside[columns] = True
             columns, whole = _largest(inside, np.where(outside > 0, outside, -1.0), max(LEAST, len(columns)))
-            if len(columns) * f.outputs > 2 * path_solver.SIZE:
+            before_that, violated = violated, int(np.count_nonzero(outside))
+            hopeless = violated > max(MANY * path_solver.SIZE, FEWER * before_that)
+            if hopeless or len(columns) * f.outputs > 2 * path_solver.SIZE:
                 x[done:] = now[-1]
                 return Found(x, sizes, rounds, total, earlier), sent
         x[rows], sizes[rows] = now, size

@@ -174,8 +174,12 @@ class Rules(BaseModel):
         self.model(local.problem.dim, local.samples)
         if self.max_points is None and not self.min_effective_rows:
             return local
-        place, weigh = folder / "points" / f"{client}-{self.study}", partial(weights, "slope", local.problem)
+        place, weigh = self.place(folder, client), partial(weights, "slope", local.problem)
         return replace(local, look=lambda x: self.points("slope", x[None], weigh, place))
+
+    def place(self, folder: Path, client: str) -> Path:
+        """Return where a site keeps what it was asked about."""
+        return folder / "points" / f"{client}-{self.study}"
 
     def points(
         self,
@@ -225,10 +229,9 @@ class Rules(BaseModel):
         """Refuse a table that differs in few rows from one that was answered about: sums of both would reveal these."""
         if not (limit := self.min_effective_rows):
             return
-        place = folder / "points" / f"{client}-{self.study}"
         columns = [own[name].tolist() for name in sorted(own.columns)]
         now = Counter(hashlib.sha256(repr(row).encode()).hexdigest()[:16] for row in zip(*columns, strict=True))
-        with _kept(place, "rows") as seen:
+        with _kept(self.place(folder, client), "rows") as seen:
             for known in seen:
                 before = Counter[str](known)
                 change = max((now - before).total(), (before - now).total())

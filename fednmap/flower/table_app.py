@@ -147,7 +147,9 @@ def client_app(load: LoadTable) -> ClientApp:
                 part = rules.part(own, inside, *columns)
             if ask not in POINTS and part.rows:
                 counted = (np.full(own.rows, True) if inside is None else inside).astype(float)[:, None]
-                rules.points("rows", torch.from_numpy(counted.T), lambda _: counted, _points(node))
+                rules.points(
+                    "rows", torch.from_numpy(counted.T), lambda _: counted, node.rules.place(node.folder, node.name)
+                )
             if known is not None and later:
                 return _vector(message, node, _reply(message, known, node, question, own, inside))
             asked_of = part if ask == "target" else task.features(part)
@@ -173,7 +175,7 @@ def _reply(message: Message, known: Agreement, node: Node, question: Question, o
 
     def look(ask: str, f: Any, points: Tensor) -> None:
         if ask == "cells":
-            node.rules.cells(points, _points(node))
+            node.rules.cells(points, node.rules.place(node.folder, node.name))
             return
         kind = KIND.get(ask, "slope")
 
@@ -189,7 +191,7 @@ def _reply(message: Message, known: Agreement, node: Node, question: Question, o
         rules.model(f.dim, len(f.data.x))
         about = json.dumps([question.get(name) for name in ("shift", "factor", "fill")])
         rows = "" if inside is None else hashlib.sha256(inside.tobytes()).hexdigest()
-        rules.points(kind, points, weigh, _points(node), about, rows)
+        rules.points(kind, points, weigh, node.rules.place(node.folder, node.name), about, rows)
 
     if question["ask"] != "effects":
         return reply(question, points, known, own, look, inside)
@@ -351,7 +353,8 @@ class SiteQuestions:
 
         def number(site: str) -> Callable[[str, Any], Any]:
             own = sums if site == first else {}
-            return lambda place, leaf: _number(own.get(place, 0.0)) if leaf is None else leaf
+            whole = {place: int(v) if v.is_integer() else v for place, v in own.items()}  # a count is a whole number
+            return lambda place, leaf: whole.get(place, 0) if leaf is None else leaf
 
         return {site: _leaves(part, number(site)) for site, part in said.items()}
 
@@ -422,11 +425,6 @@ class SiteQuestions:
         raise TimeoutError(f"no answer about {question['ask']!r} from {missing}; begin again when they are connected")
 
 
-def _number(value: float) -> float:
-    """A count is a whole number again."""
-    return int(value) if value.is_integer() else value
-
-
 def _content(question: Question, points: Tensor | None) -> RecordDict:
     if points is None:
         return RecordDict({"question": ConfigRecord({"json": json.dumps(question)})})
@@ -459,11 +457,6 @@ def _ask_once(node: Node, question: Question, message: Message) -> None:
             raise Disagreement(f"the server asks about {ask!r:.20} again in this run, in other words; refused")
         known[f"{ask} {part}"] = list(dict.fromkeys([*before, mark]))
         write_atomically(path, to_json(known))
-
-
-def _points(node: Node) -> Path:
-    """Where a site keeps what it was asked about."""
-    return node.folder / "points" / f"{node.name}-{node.rules.study}"
 
 
 def _agreed(node: Node, own: Table) -> Agreement:

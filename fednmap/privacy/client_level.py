@@ -56,11 +56,11 @@ class Privacy(Stage, Aggregator):
                       Zhang, FedCanon and SCAFFOLD: without, the noise adds up in h for ever. Default: 0.5 where there
                       is noise, else 0.
     among:            None: the server adds the noise, and is trusted with the clipped uplinks. A number: every client
-                      adds its part, so that `among` of them together add enough; a round with fewer is not opened.
+                      adds its part, so that `among` of them add enough; a round with fewer is not opened.
 
-    Sampling amplifies privacy only if the clients are drawn independently: with participation < 1 the sampler must be
-    `PoissonSampler`. With `among` it does not at all: the server, from whom clients hide too, knows whom it
-    drew, and every round is counted for every client.
+    Sampling amplifies privacy only if the clients are drawn independently: with partial participation the sampler must
+    be `PoissonSampler`. With `among` it does not at all: the server, from which clients hide too, knows which it drew,
+    and every round is counted for every client.
 
     >>> Privacy(clip=1.0, noise_multiplier=1.5).forget
     0.5
@@ -99,9 +99,9 @@ class Privacy(Stage, Aggregator):
                 raise InputError("among needs the noise of every client, and some have weight 0; use among=None")
 
     def check_rounding(self, rounding: Rounding, up: State) -> None:
-        """Raise InputError where secure sums have no room for an uplink with its noise, or their grid is too coarse.
+        r"""Raise InputError where secure sums have no room for an uplink with its noise, or their grid is too coarse.
 
-        Noise is longer than assumed here with a probability of at most exp(-SURE^2 / 2).
+        Noise is longer than assumed here with a probability of at most $\exp(-\text{SURE}^2 / 2)$.
         """
         if rounding.slack > COARSE * self.clip:
             raise InputError(
@@ -147,7 +147,7 @@ class Privacy(Stage, Aggregator):
         """Return epsilon after so many rounds, by privacy loss distributions and by Renyi divergences."""
         if not self.noise_multiplier:
             return {}
-        share = coin(federation) if self.among is None else 1.0  # the server knows whom it drew
+        share = coin(federation) if self.among is None else 1.0  # the server knows the sample
         found = accounting.epsilon(self.noise_multiplier, share, rounds, self.delta)
         return {"epsilon": found.pld, "epsilon_rdp": found.rdp}
 

@@ -219,7 +219,7 @@ class FiniteSum(ClientSum):
 
     @abstractmethod
     def batch_loss(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:
-        """Return sum_j weight_j loss(x; a_j, b_j) at x (p,), for samples a (B, ...) and targets b (B, ...)."""
+        r"""Return $\sum_j w_j \, \text{loss}(x; a_j, b_j)$ at x (p,), for samples a (B, ...) and targets b (B, ...)."""
 
     @abstractmethod
     def batch_gradient(self, x: Tensor, a: Tensor, b: Tensor, weight: Weight) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
@@ -25,6 +25,12 @@ class DataTable(NamedTuple):
         with screen.capture() as capture:
             screen.print(self.text())
         return capture.get()
+
+    @classmethod
+    def of_columns(cls, columns: Mapping[str, Any]) -> DataTable:
+        """Return a table of columns by name, arrays or lists of one length."""
+        cells = (v.tolist() if hasattr(v, "tolist") else v for v in columns.values())
+        return cls([*columns], [list(row) for row in zip(*cells, strict=True)])
 
     def without(self, names: Sequence[str]) -> DataTable:
         """Return the table without these columns."""

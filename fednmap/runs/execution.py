@@ -6,6 +6,7 @@ or killed continues from its last checkpoint, to the same bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -134,7 +135,8 @@ class Recorder(Callback):
 
     def record(self, round: int, metrics: Mapping[str, float]) -> None:
         """Append what was measured after this many rounds to metrics.csv."""
-        self.last = {**metrics, "round": round}
+        # a value that could not be measured this time is NaN: without it the measurement would look half written
+        self.last = {**dict.fromkeys(self.last or (), math.nan), **metrics, "round": round}
         if self.writes:
             self.folder.append(self.job, self.last)
 

@@ -231,7 +231,8 @@ def prepare(config: Config, loaded: Dataset | None = None) -> Experiment:
     if config.dp_clip is not None or config.aggregate != "mean" or config.attack is not None:
         uplink_config.check_methods(config, algorithms)
         rows = config.dp_clip is not None and config.dp_unit == "example"
-        config = uplink_config.with_noise(config, problem, max(map(gradients_per_round, algorithms)) if rows else 1)
+        steps = max(map(gradients_per_round, algorithms)) if rows else 1
+        config = uplink_config.with_noise(methods.config, problem, steps)
         methods = replace(methods, config=config)
     few = None
     if config.eval_samples is not None:

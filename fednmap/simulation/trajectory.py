@@ -85,7 +85,7 @@ class Result:
         return [record[name] for record in self.records]
 
     def module(self) -> nn.Module:
-        """Return the trained torch.nn.Module, for problems made from one."""
+        """Return the trained torch.nn.Module; raise InputError where the problem is not made from one."""
         module = info_of(self.problem).module
         if module is None:
             raise InputError(f"{type(self.problem).__name__} is not made from a torch module; use result.x")

@@ -528,7 +528,10 @@ def test_a_trial_of_a_federation_loads_no_code_from_a_file(command, mine):
 WRONG = {
     "no module": (["--penalty", "mime:Ridge:1"], "penalty: unknown regularizer 'mime'; choose from"),
     "nor a name": (["--model", "mpl:relu"], "did you mean 'mlp'?"),
-    "no such name": (["--penalty", "mine:Rigde:1"], "regularizer 'mine:Rigde': mine has no 'Rigde'"),
+    "no such name": (
+        ["--penalty", "mine:Rigde:1"],
+        "regularizer 'mine:Rigde': mine has no 'Rigde'; did you mean 'Ridge'?",
+    ),
     "another kind": (["--penalty", "mine:Step"], "Step is not a class with all that Regularizer asks"),
     "abstract": (["--algorithm", "fednmap.core:Algorithm"], "Algorithm is not a class with all that"),
     "not callable": (["--data", "mine:number"], "number is not a function or class"),

@@ -318,7 +318,7 @@ MISTAKES = [
     (["--target", "age", "--family", "logistic"], "'age' has 300 different values; logistic predicts classes"),
     (["--target", "outcome", "--out", "hospitals/zug.csv"], "zug.csv is a file; name a folder with --out"),
     (["--target", "age", "--evaluate", "leave-out"], "expected --evaluate as a number of folds or leave-one-site-out"),
-    (["--target", "outcome", "--mu", "0.1"], "expected --mu with --site-effects sparse, got none"),
+    (["--target", "outcome", "--mu", "0.1"], "expected --mu with --site-effects random or sparse, got none"),
     (["--target", "outcome", "--categorical", "eec"], "'eec' is to be categorical, and no site has such a column"),
     (["--target", "pressure"], "the target 'pressure' has no value in row"),
 ]

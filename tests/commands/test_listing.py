@@ -63,6 +63,14 @@ def test_only_what_is_returned_gets_a_capital():
     assert first_line("Return a table.") == "A table."
 
 
+def test_formulas_are_plain_text_in_the_terminal():
+    assert first_line(r"SCAD: $\lambda |x_j|$ up to $a \le \infty$.") == "SCAD: lambda |x_j| up to a <= inf."
+    assert first_line(r"$\sum_j w_{j+1} |x|_{(j)}$, $\text{lo}_{ij}$") == "sum_j w_(j+1) |x|_(j), lo_ij"
+    for known in LISTED.values():
+        for name, kind in known.items():
+            assert not set("$\\{}") & set(first_line((kind.__doc__ or "").strip())), name
+
+
 def test_help_loads_nothing_heavy():
     code = f"""
 import sys

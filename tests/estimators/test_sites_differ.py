@@ -10,7 +10,7 @@ import pytest
 import torch
 from hospital_files import write_hospitals
 from scipy import sparse, stats
-from scipy.optimize import minimize
+from scipy.optimize import minimize, minimize_scalar
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import log_loss
@@ -25,7 +25,7 @@ from fednmap.estimators import (
     FederatedLinearRegression,
     FederatedLogisticRegression,
 )
-from fednmap.estimators.debiased import approximate_inverse
+from fednmap.estimators.inference import approximate_inverse
 from fednmap.estimators.model_selection import folds_of
 from fednmap.estimators.site_effects import PartialMinimum
 from fednmap.problems.families import Bernoulli
@@ -267,13 +267,14 @@ def test_a_column_that_is_constant_within_sites_is_aliased_with_intercepts():
 
 
 @pytest.mark.parametrize("family", ["gaussian", "logistic", "poisson"])
-@pytest.mark.parametrize("effects", ["intercepts", "sparse"])
+@pytest.mark.parametrize("effects", ["intercepts", "random", "sparse"])
 def test_uplinks_are_gradients_and_bounded(family, effects):
     X, y, where = rows()
     model = FederatedGLM(family, "l1", site_effects=effects, mu=0.01)
     f = model._prepare(model._read(X, y[family], where, None))
     rng = np.random.default_rng(0)
-    x, v = torch.from_numpy(rng.normal(size=4) * 0.3), torch.from_numpy(rng.normal(size=4))
+    x, v = (torch.from_numpy(rng.normal(size=len(f.start))) for _ in range(2))
+    x = 0.3 * x
     e = 1e-5
     slope = (f.loss(x + e * v) - f.loss(x - e * v)) / (2 * e)
     assert float(f.gradient(x) @ v) == pytest.approx(slope, rel=1e-5)
@@ -281,6 +282,19 @@ def test_uplinks_are_gradients_and_bounded(family, effects):
     assert each.sum(0) == pytest.approx(f.gradient(x).numpy(), abs=1e-12)
     if effects == "sparse":
         assert np.abs(f.site_gradients(10 * x)).max() <= 0.01 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("effects", ["intercepts", "random"])
+def test_a_site_finds_its_intercepts_at_points_of_which_one_has_its_own_already(effects):
+    X, y, where = rows()
+    model = FederatedGLM("logistic", "l1", site_effects=effects, mu=0.01)
+    f = model._prepare(model._read(X, y["logistic"], where, None)).problem
+    points = torch.from_numpy(np.random.default_rng(0).normal(size=(6, f.dim)))
+    each = torch.cat([f._intercepts(1, x[None]) for x in points])
+    for first in range(6):
+        order = [first, *(k for k in range(6) if k != first)]
+        f._intercepts(1, points[[first]])
+        assert f._intercepts(1, points[order]).numpy() == pytest.approx(each[order].numpy(), abs=1e-9)
 
 
 def test_an_infinite_weight_is_the_joint_model_and_a_large_one_the_intercepts():
@@ -293,7 +307,9 @@ def test_an_infinite_weight_is_the_joint_model_and_a_large_one_the_intercepts():
 
 
 REFUSED = [
-    (lambda X, y, s: FederatedGLM(site_effects="random").fit(X, y["gaussian"], s), "one of none, intercepts, sparse"),
+    (lambda X, y, s: FederatedGLM(site_effects="some").fit(X, y["gaussian"], s), "one of none, intercepts, random"),
+    (lambda X, y, s: FederatedGLM(site_effects="random").path(X, y["gaussian"], s), "expected mu, or a fitted"),
+    (lambda X, y, s: FederatedCoxRegression(site_effects="random").fit(X, y["cox"], s), "baseline hazard already"),
     (lambda X, y, s: FederatedGLM(site_effects="sparse", mu=0).fit(X, y["gaussian"], s), "mu is 0; expected a finite"),
     (lambda X, y, s: FederatedHuberRegressor(site_effects="sparse").fit(X, y["gaussian"], s), "got huber"),
     (lambda X, y, s: FederatedLogisticRegression(site_effects="sparse").fit(X, s, s), "got 3 classes"),
@@ -313,6 +329,95 @@ REFUSED = [
         "unknown cov_type 'HC3'",
     ),
 ]
+
+
+def many_sites(n=300, sites=10, seed=1):
+    """Rows of sites whose intercepts vary with a deviation of 0.8, and the last site has one class."""
+    rng = np.random.default_rng(seed)
+    X, where = rng.normal(size=(n, 3)) * [1.0, 4.0, 0.3] + 2, np.sort(rng.integers(0, sites, n))
+    eta = (X - 2) @ [1.0, -0.1, 0.0] + 0.8 * rng.normal(size=sites)[where]
+    label = (rng.random(n) < 1 / (1 + np.exp(-eta))) * 1.0
+    label[where == sites - 1] = 1.0
+    y = {"gaussian": eta + rng.normal(size=n), "logistic": label, "poisson": rng.poisson(np.exp(eta / 2)) * 1.0}
+    return X, y, where
+
+
+@pytest.mark.parametrize("reml", [True, False])
+def test_random_intercepts_have_the_marginal_likelihood_of_correlated_rows(reml):
+    X, y, where = many_sites()
+    y, n = y["gaussian"], len(where)
+    model = FederatedLinearRegression(*(["none"] if reml else ["ridge", 1e-12]), site_effects="random", tol=1e-9)
+    model.fit(X, y, where)
+    A, same = np.column_stack([np.ones(n), X]), where[:, None] == where
+
+    def minus_two_log(ratio):
+        V = np.eye(n) + np.exp(ratio) * same
+        W = np.linalg.solve(V, A)
+        b = np.linalg.solve(A.T @ W, W.T @ y)
+        left, r = n - reml * A.shape[1], y - A @ b
+        rest = np.linalg.slogdet(A.T @ W)[1] if reml else 0.0
+        noise = float(r @ np.linalg.solve(V, r)) / left
+        return left * np.log(noise) + np.linalg.slogdet(V)[1] + rest, b, noise, W
+
+    best = minimize_scalar(lambda t: minus_two_log(t)[0], bounds=(-8, 4), method="bounded", options={"xatol": 1e-8})
+    _, b, noise, W = minus_two_log(best.x)
+    assert model.site_effects_.variance == pytest.approx(noise * np.exp(best.x), rel=1e-5)
+    assert [model.intercept_, *model.coef_] == pytest.approx(b, abs=1e-6)
+    own = np.array([noise * np.exp(best.x) * np.linalg.solve(noise * (np.eye(n) + np.exp(best.x) * same), y - A @ b)])
+    guess = [float(own[0, where == k].sum()) for k in range(10)]  # the best linear unbiased predictions
+    assert model.site_effects_.intercept - model.intercept_ == pytest.approx(guess, abs=1e-5)
+    if reml:
+        errors = model.inference(X, y, where).error
+        exact = np.sqrt(noise * np.diag(np.linalg.inv(A.T @ W)))
+        assert errors == pytest.approx([*exact[1:], exact[0]], rel=1e-5)
+
+
+@pytest.mark.parametrize("family", ["logistic", "poisson"])
+def test_random_intercepts_minimise_laplaces_approximation(family):
+    X, y, where = many_sites()
+    y = y[family]
+    model = FederatedGLM(family, "none", site_effects="random", tol=1e-8).fit(X, y, where)
+
+    def minus_two_log(v):
+        b, c, variance = v[:3], v[3], np.exp(v[4])
+        a = np.full(10, c)
+        for _ in range(60):  # the mode of every site's intercept
+            eta = X @ b + a[where]
+            mean = 1 / (1 + np.exp(-eta)) if family == "logistic" else np.exp(eta)
+            curve = np.bincount(where, mean * (1 - mean) if family == "logistic" else mean)
+            a = a - np.clip((np.bincount(where, mean - y) + (a - c) / variance) / (curve + 1 / variance), -1, 1)
+        loss = np.logaddexp(0, eta) - y * eta if family == "logistic" else np.exp(eta) - y * eta
+        return 2 * loss.sum() + (np.square(a - c) / variance + np.log1p(variance * curve)).sum()
+
+    found = np.array([*model.coef_.ravel(), *np.ravel(model.intercept_), np.log(model.site_effects_.variance)])
+    best = minimize(minus_two_log, found + 0.05, method="BFGS", options={"gtol": 1e-5})
+    assert minus_two_log(found) <= best.fun + 1e-9
+    assert found == pytest.approx(best.x, abs=2e-4)
+
+
+def test_a_weight_of_random_intercepts_leads_from_own_ones_to_a_common_one():
+    X, y, where = rows()
+    for family, mu, effects in (("gaussian", 1e-7, "intercepts"), ("gaussian", 1e5, "none"), ("logistic", 1e5, "none")):
+        random = FederatedGLM(family, "l1", 0.01, site_effects="random", mu=mu, tol=1e-9).fit(X, y[family], where)
+        other = FederatedGLM(family, "l1", 0.01, site_effects=effects, tol=1e-9).fit(X, y[family], where)
+        assert random.coef_ == pytest.approx(other.coef_, abs=1e-5)
+        assert random.predict(X, where) == pytest.approx(other.predict(X, where), abs=1e-5)
+
+
+def test_random_intercepts_of_sparse_rows_new_sites_and_chosen_lam():
+    X, y, where = many_sites()
+    y = y["logistic"]
+    model = FederatedLogisticRegression("l1", 0.01, site_effects="random", tol=1e-9).fit(X, y, where)
+    thin = clone(model).fit(sparse.csr_array(X), y, where)
+    assert thin.coef_ == pytest.approx(model.coef_, abs=1e-6)
+    assert thin.site_effects_.variance == pytest.approx(model.site_effects_.variance, rel=1e-4)
+    known, new = model.predict_proba(X, where)[:, 1], model.predict_proba(X, np.full(len(X), 77))[:, 1]
+    assert new == pytest.approx(model.predict_proba(X)[:, 1], abs=1e-15)
+    assert np.square(known - y).mean() < np.square(new - y).mean()
+    chosen = FederatedGLMCV("logistic", cv=2, lambdas=4, site_effects="random").fit(X, y, where)
+    alone = FederatedGLM("logistic", "l1", chosen.lam_, site_effects="random").fit(X, y, where)
+    assert chosen.mu_ == pytest.approx(alone.mu_, rel=1e-5)
+    assert chosen.coef_ == pytest.approx(alone.coef_, abs=1e-5)
 
 
 @pytest.mark.parametrize(("attempt", "message"), REFUSED, ids=[message for _, message in REFUSED])
@@ -522,7 +627,7 @@ def test_from_files(command, tmp_path):
     assert "Log-likelihood" in (tmp_path / "other" / "summary.txt").read_text()
     code, _, err = command("fit", "--data", f"csv:{hospitals}", *words[:4], "--site-effects", "some", "--out", "third")
     assert code == 2
-    assert "expected site_effects to be one of none, intercepts, sparse, got 'some'" in err
+    assert "expected site_effects to be one of none, intercepts, random, sparse, got 'some'" in err
     assert not (tmp_path / "third").exists()
 
 
@@ -588,3 +693,38 @@ def test_r_agrees(tmp_path):
     make.fit(X, y["logistic"], where)
     found = np.concatenate([make.coef_.ravel(), make.site_effects_.deviation.ravel()])
     assert found == pytest.approx(expected["sparse"], abs=1e-5)
+
+
+LME4 = """
+suppressMessages(library(lme4))
+d <- read.csv("rows.csv"); out <- list(); best <- list(rhoend = 1e-10)
+m <- lmer(gaussian ~ x0 + x1 + x2 + (1 | site), d, control = lmerControl(optimizer = "bobyqa", optCtrl = best))
+told <- function(m) c(fixef(m)[-1], fixef(m)[1], VarCorr(m)$site[1])
+out$gaussian <- c(told(m), sqrt(diag(as.matrix(vcov(m))))[c(2:4, 1)])
+control <- glmerControl(optimizer = "bobyqa", optCtrl = best, tolPwrss = 1e-12)
+for (family in c("logistic", "poisson")) {
+  d$y <- d[[family]]; kind <- if (family == "logistic") "binomial" else family
+  m <- glmer(y ~ x0 + x1 + x2 + (1 | site), d, family = kind, control = control)
+  out[[family]] <- c(told(m), sqrt(diag(as.matrix(vcov(m, use.hessian = FALSE))))[c(2:4, 1)])
+}
+for (family in names(out)) cat(family, format(out[[family]], digits = 15), "\\n")
+"""
+
+
+@pytest.mark.slow
+def test_lme4_agrees(tmp_path):
+    """lmer (REML) to 1e-6; glmer (Laplace) to 1e-4, where its own optimiser ends."""
+    rscript = shutil.which("Rscript")
+    if rscript is None or subprocess.run([rscript, "-e", "library(lme4)"], capture_output=True, check=False).returncode:
+        pytest.skip("needs Rscript with lme4")
+    X, y, where = many_sites()
+    table = {f"x{j}": X[:, j] for j in range(3)} | y | {"site": where}
+    pl.DataFrame(table).write_csv(tmp_path / "rows.csv", float_precision=17)
+    said = subprocess.run([rscript, "-e", LME4], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    expected = {line.split()[0]: [float(word) for word in line.split()[1:]] for line in said.stdout.splitlines()}
+    for family, theirs in expected.items():
+        model = FederatedGLM(family, "none", site_effects="random", tol=1e-8).fit(X, y[family], where)
+        errors = model.inference(X, y[family], where).error
+        ours = [*model.coef_.ravel(), *np.ravel(model.intercept_), model.site_effects_.variance, *errors]
+        assert ours == pytest.approx(theirs, rel=1e-6 if family == "gaussian" else 1e-4, abs=1e-6)

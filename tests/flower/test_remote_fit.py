@@ -321,6 +321,11 @@ def test_nodes_have_the_numbers_of_the_estimator(tmp_path, what):
     close(fitted_model.load(run).coef, np.atleast_2d(alone.coef_))
 
 
+def test_random_intercepts_are_not_known_between_machines(hospitals):
+    with pytest.raises(InputError, match="site_effects 'random' is for one process"):
+        fit(hospitals, family="gaussian", site_effects="random", mu=0.1, **PLAIN["gaussian"][0])
+
+
 EFFECTS = [
     ("logistic", {"site_effects": "sparse", "mu": 0.004}),
     ("logistic", {"site_effects": "intercepts"}),
@@ -379,6 +384,12 @@ def test_site_effects_are_the_estimators_and_stay_at_their_sites(hospitals, fami
         expected = next(iter(with_own.predict(mine, site).values())) if family in ("gaussian", "poisson") else None
         if expected is not None:
             close(expected, alone.predict(X.filter(where == site), where[where == site]))
+            words = ["predict", str(run), str(hospitals / f"{site}.csv"), "--effects", str(path)]
+            app.main([*words, "--out", str(hospitals.parent / "new.csv")], standalone_mode=False)
+            close(csv(hospitals.parent, "new.csv").to_series(), expected)
+            path.write_text(json.dumps(said | {"coef": [1.0] * len(said["coef"])}))
+            with pytest.raises(InputError, match="is of another fit; give the file that this site's node wrote"):
+                fitted_model.with_effects(model, path)
         scale = np.where(X.to_numpy().std(0) > 0, X.to_numpy().std(0), 1.0)
         share = (where == site).mean()
         level = own.intercept[k] + X.to_numpy().mean(0) @ (model.coef[0] + own.deviation[k])  # of the mean row

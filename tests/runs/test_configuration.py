@@ -385,6 +385,14 @@ def test_clients_that_the_data_bring_and_others_that_were_asked_for(command, tmp
     assert command("speedup", *words, *sweep)[2] == ""
 
 
+def test_noise_leaves_the_name_of_an_own_method(monkeypatch, tmp_path):
+    (tmp_path / "relabelled.py").write_text("from fednmap.algorithms import FedNMap\n\nclass Mine(FedNMap): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for clipping in ({}, {"dp_clip": 0.1}):
+        experiment = prepare(Config.make(algorithms=("relabelled:Mine",), model="linear", **clipping))
+        assert experiment.config.labels == {"relabelled:Mine": "Mine"}
+
+
 def test_the_support_of_a_regression_is_that_of_its_coefficients():
     experiment = prepare(Config.make(data="sparse-regression", model="least-squares", intercept=True))
     x = torch.cat([experiment.dataset.truth, torch.ones(1)])  # the intercept last

@@ -1,5 +1,6 @@
 """The recorder: whoever runs the rounds, the folder that it leaves is the one that `fednmap train` leaves."""
 
+import numpy as np
 from small import FEDNMAP, begin, outcome, small
 
 from fednmap.runs.checkpoints import Checkpoint
@@ -59,3 +60,15 @@ def test_other_settings_do_not_continue(tmp_path):
     kept, (line,) = recorder.latest(experiment.algorithm("fednmap"), experiment.problem.start)
     assert kept is None
     assert "made with other settings" in line
+
+
+def test_a_measurement_that_lacks_a_metric_is_not_taken_for_half_written(tmp_path):
+    """Between machines the only client that has test data may be away."""
+    recorder = Recorder(small(), RunFolder.create(tmp_path / "run", small(), "train"))
+    costs = dict.fromkeys(("train_seconds", "eval_seconds", "bytes_up", "bytes_down"), 1.0)
+    recorder.record(0, {"objective": 2.0, "test_accuracy": 0.5, **costs})
+    recorder.record(3, {"objective": 1.0, **costs})
+    found = recorder.folder.records(*FEDNMAP)
+    assert [(record["round"], record["objective"]) for record in found] == [(0, 2.0), (3, 1.0)]
+    assert np.isnan(found[1]["test_accuracy"])
+    assert recorder.finish()["objective"] == 1.0
