@@ -90,7 +90,7 @@ def report(
 
 
 def sparkline(values: ArrayLike, width: int = WIDTH, log: bool = False, scale: ArrayLike | None = None) -> str:
-    """Return a curve in one line of text, from the least to the largest of its own values, or of those of `scale`.
+    """Return a curve in one line of text, scaled to its least and largest values, or to those of `scale`.
 
     >>> sparkline([0, 1, 2, 3, 2, 1, 0])
     '▁▃▆█▆▃▁'

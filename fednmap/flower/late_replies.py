@@ -21,7 +21,7 @@ from fednmap.core import Algorithm, State
 from fednmap.flower import wire
 from fednmap.flower.plan import Point
 from fednmap.flower.roster import Content, Exchange, Mailbox
-from fednmap.flower.rounds import Rounds, Step, new_ticket
+from fednmap.flower.rounds import RoundLoop, Step, new_ticket
 from fednmap.flower.secure import Sum
 from fednmap.simulation import schedules
 from fednmap.simulation.loop import mean
@@ -42,7 +42,7 @@ class InFlight(NamedTuple):
     down: State | None = None
 
 
-class LateReplies(Rounds):
+class LateReplies(RoundLoop):
     """Rounds that count what has come. A client works on one message; what is in flight ends with the server.
 
     rule:      when the server steps, and how late replies count.

@@ -64,8 +64,8 @@ class Step(NamedTuple):
     late: tuple[int, ...] = ()
 
 
-class Rounds(ABC):
-    """What all rounds of a run share.
+class RoundLoop(ABC):
+    """The state and the steps that every kind of round shares.
 
     sites:     the sites' own metrics, by name.
     totals:    bytes, seconds and replies so far.
@@ -266,7 +266,7 @@ class Rounds(ABC):
         self.totals |= {name: self.totals[name] + amount for name, amount in amounts.items()}
 
 
-class AllReplies(Rounds):
+class AllReplies(RoundLoop):
     """Rounds that wait for everybody who is drawn, or for the deadline; other replies are thrown away."""
 
     def step(self, t: int, server: State, algorithm: Algorithm) -> Step:

@@ -28,7 +28,7 @@ from fednmap.flower import loopback
 from fednmap.flower.late_replies import LateReplies
 from fednmap.flower.plan import Plan, plan_from
 from fednmap.flower.roster import Exchange, Mailbox, Roster
-from fednmap.flower.rounds import REPLIES, WIRE, AllReplies, Rounds, least_replies
+from fednmap.flower.rounds import REPLIES, WIRE, AllReplies, RoundLoop, least_replies
 from fednmap.flower.secure import SecureSum, Sum
 from fednmap.flower.settings import FederationSettings, read, threshold
 from fednmap.measure import numbers, residual, rise
@@ -118,7 +118,7 @@ class Coordinator(Callback):
     reason: of an asynchronous run: why it ends, by a measurement that was waited for.
     """
 
-    rounds: Rounds
+    rounds: RoundLoop
 
     def __init__(self, grid: Grid, config: Config, federation: FederationSettings, make_plan: MakePlan) -> None:
         self.config, self.federation, self.make_plan = config, federation, make_plan

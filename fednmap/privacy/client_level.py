@@ -147,7 +147,7 @@ class Privacy(Stage, Aggregator):
         """Return epsilon after so many rounds, by privacy loss distributions and by Renyi divergences."""
         if not self.noise_multiplier:
             return {}
-        share = coin(federation) if self.among is None else 1.0  # the server knows whom it drew
+        share = coin(federation) if self.among is None else 1.0  # the server knows the sample
         found = accounting.epsilon(self.noise_multiplier, share, rounds, self.delta)
         return {"epsilon": found.pld, "epsilon_rdp": found.rdp}
 

@@ -50,7 +50,7 @@ def labels(loss: Loss, y: Tensor) -> Tensor:
 
 
 def rows(data: ClientData | Records) -> Tensor:
-    """A few samples, with unlike targets where these are at hand; of one client where samples are read by client."""
+    """A few samples, with different targets where there are any; of one client where samples are read by client."""
     if isinstance(data, Records):
         size = int(data.sizes[0])
         return torch.tensor(sorted({0, size // 3, size // 2, size - 1}), device="cpu")
@@ -144,7 +144,7 @@ def check_labels(loss: Loss, out: Tensor, y: Tensor) -> None:
 
 @torch.enable_grad()
 def check_loss(loss: Loss, out: Tensor, y: Tensor) -> None:
-    """Check that the loss of a batch is the mean of its samples' losses, each of its own output and target.
+    """Check that the loss of a batch is the mean of its samples' losses, each of one output and its target.
 
     Values and slopes are compared: where targets are broadcast against outputs, the slopes differ. Of torch's losses of
     labels the mean is weighted by what the labels count, see `label_loss`.

@@ -23,7 +23,7 @@ class Clients:
     """States of n clients: `clients[ids]` returns them stacked, `clients[ids] = states` replaces them.
 
     States are rows of tables, which are in blocks: nothing is copied when they grow. Row 0 is the initial state, which
-    is what all clients without a row of their own have. Rows are overwritten. The one rule that keeps a `Snapshot` a
+    is what all clients without a row have. Rows are overwritten. The one rule that keeps a `Snapshot` a
     value: what is overwritten is given to the snapshots that somebody still holds, unless it is the initial state.
 
     folder: where the tables are kept as memory-mapped files; the system writes out what does not fit into memory.
@@ -50,7 +50,7 @@ class Clients:
             table[0] = value
 
     def __len__(self) -> int:
-        """How many clients have a state of their own."""
+        """How many clients have another state than the first one."""
         return self.used - 1
 
     def __getitem__(self, ids: Tensor) -> State:
@@ -151,7 +151,7 @@ class Snapshot:
     _count: int = 0
 
     def __len__(self) -> int:
-        """How many clients have a state of their own."""
+        """How many clients have another state than the first one."""
         return self._used - 1
 
     def __getitem__(self, ids: Tensor) -> State:
@@ -223,7 +223,7 @@ class Snapshot:
             )
 
     def _taken(self) -> Tensor:
-        """The clients that had a state of their own."""
+        """The clients whose state was not the first one."""
         row = self._clients.row
         return ((row > 0) & (row < self._used)).nonzero().squeeze(1)
 

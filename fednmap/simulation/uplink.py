@@ -97,7 +97,7 @@ class Part:
     """A part of a pipeline: a `Stage`, an `Aggregator`, or both. Override what differs from sending the mean."""
 
     keeps_mean: ClassVar[bool] = False
-    """Whether the method still receives the mean of its own uplinks, up to rounding."""
+    """Whether the method still receives the mean of its uplinks, up to rounding."""
 
     def wrap(self, algorithm: Algorithm) -> Algorithm:
         """Return the method as it is run with this part."""

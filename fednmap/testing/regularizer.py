@@ -95,7 +95,7 @@ def _refuses(phi: Regularizer, v: Tensor) -> None:
 
 
 def _shapes(phi: Regularizer, v: Tensor, step: float) -> None:
-    """One vector, a stack, a stack of stacks and a stack without memory of its own agree; inputs stay as they are."""
+    """One vector, a stack, a stack of stacks and a stack made by broadcasting agree; inputs stay as they are."""
     v, stacked = v[::3], len(v[::3]) // 2 * 2
     for dtype in (torch.float32, F64):
         u = v[:stacked].to(dtype)

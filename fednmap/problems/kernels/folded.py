@@ -181,7 +181,7 @@ def _replacement(layer: nn.Module) -> Callable[[Any], nn.Module] | None:
             return None
         if layer.groups == layer.in_channels == layer.out_channels > 1:
             return _GroupedLayer
-        if type(layer) is not nn.Conv2d or layer.groups > 1:  # another class may have a forward pass of its own
+        if type(layer) is not nn.Conv2d or layer.groups > 1:  # another class may have another forward pass
             return None
         if all(v == 1 for v in (*layer.kernel_size, *layer.stride)) and not any(layer.padding):
             return _Products
