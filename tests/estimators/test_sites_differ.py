@@ -625,6 +625,12 @@ def test_from_files(command, tmp_path):
     assert code == 0
     assert "Low and high are the ends of 95 % intervals." in out
     assert "Log-likelihood" in (tmp_path / "other" / "summary.txt").read_text()
+    words = (*words[:4], "--site-effects", "random", "--lam", 0.01)
+    code, out, _ = command("fit", "--data", f"csv:{hospitals}", *words, "--out", "random")
+    assert code == 0
+    variance = json.loads((tmp_path / "random" / "model.json").read_text())["site_variance"]
+    assert f"variance of the sites' intercepts: {variance:.4g}, mu" in out
+    assert fednmap.load(tmp_path / "random").effects.sites == ("basel", "bern", "chur", "zug")
     code, _, err = command("fit", "--data", f"csv:{hospitals}", *words[:4], "--site-effects", "some", "--out", "third")
     assert code == 2
     assert "expected site_effects to be one of none, intercepts, random, sparse, got 'some'" in err
