@@ -19,6 +19,7 @@ from fednmap.estimators import (
     path_solver,
     working_set,
 )
+from fednmap.estimators.prepare import Prepared
 from fednmap.regularizers import L1
 
 N, P = 60, 150
@@ -167,6 +168,23 @@ def test_more_coefficients_than_a_working_set_may_have_are_found_too(monkeypatch
     assert path.converged
     assert path.nonzero[-1] > 10
     assert certificate(model, "logistic", path, 1) < 1e-5
+
+
+def test_working_sets_are_given_up_at_once_where_most_columns_violate(monkeypatch):
+    """The fit is that of working sets which grow until they are too large, and asks for one Hessian alone."""
+    monkeypatch.setattr(path_solver, "SIZE", 20)
+    monkeypatch.setattr(working_set, "LEAST", 5)
+    hessians, fits = [], []
+    restricted = Prepared.restricted
+    monkeypatch.setattr(Prepared, "restricted", lambda f, columns: hessians.append(1) or restricted(f, columns))
+    for many in (1, 1000):
+        monkeypatch.setattr(working_set, "MANY", many)
+        hessians.append(0)
+        fits.append(FederatedLogisticRegression("l1", 0.005, tol=1e-9).fit(X, TARGETS["logistic"], SITES))
+    assert "".join(map(str, hessians)).count("1") > 2
+    assert hessians[:3] == [0, 1, 0]
+    assert all(fit.converged_ for fit in fits)
+    assert fits[0].coef_ == pytest.approx(fits[1].coef_, abs=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:lam_ = .* of the grid")
