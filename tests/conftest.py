@@ -5,9 +5,12 @@ import sys
 
 import pytest
 import torch
+from hypothesis import settings
 
 from fednmap import cli
 
+settings.register_profile("busy", deadline=None)  # a test may take long on a busy machine
+settings.load_profile("busy")
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -126,7 +126,7 @@ MUTATIONS = [
     ("scaffold", "state from what was computed", "client.c + sent.control", "client.c + up.control"),
     ("scaffold", "sign of the correction", "down.c - client.c", "client.c - down.c"),
     ("scaffold", "no correction", "q, d)", "q)"),
-    ("scaffold", "c_i keeps c", "self.Q) - d", "self.Q)"),
+    ("scaffold", "c_i keeps c", "self.local_decay)) - d", "self.local_decay))"),
     ("scaffold", "share ignored", "share * up.control", "up.control"),
     ("fedavg", "sign of the local step", "step.down(y, y, q)", "2 * y - step.down(y, y, q)"),
     ("fedavg", "no server step size", "self.eta_s * up.change", "up.change"),
