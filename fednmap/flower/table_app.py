@@ -154,7 +154,7 @@ def client_app(load: LoadTable) -> ClientApp:
                 return _vector(message, node, _reply(message, known, node, question, own, inside))
             asked_of = part if ask == "target" else task.features(part)
             said = rules.answer(question, answer(rules.coarse(question, asked_of), part, task), asked_of)
-            words, numbers = _apart(said) if task.secagg else (said, {})
+            words, numbers = _apart(ask, said) if task.secagg else (said, {})
             if STATE in message.content:
                 return _vector(message, node, np.array([*numbers.values()]))
             return RecordDict({"answer": ConfigRecord({"json": json.dumps(words)})})
@@ -229,12 +229,12 @@ def _leaves(said: Any, change: Callable[[str, Any], Any], path: str = "") -> Any
     return change(path, said)
 
 
-def _apart(said: Any) -> tuple[Any, dict[str, float]]:
+def _apart(ask: str, said: Any) -> tuple[Any, dict[str, float]]:
     """An answer without its numbers, and these by their places; numbers of rows are no secret."""
     numbers: dict[str, float] = {}
 
     def change(place: str, leaf: Any) -> Any:
-        if leaf is not None and (isinstance(leaf, str) or place == "/rows"):
+        if leaf is not None and (isinstance(leaf, str) or (ask, place) == ("target", "/rows")):
             return leaf
         numbers[place] = float(leaf or 0.0)
         return None
@@ -343,7 +343,7 @@ class SiteQuestions:
         said = self.ask(question, read=lambda content: json.loads(str(content["answer"]["json"])))
         if self.secure is None:
             return said
-        places = [[*_apart(part)[1]] for part in said.values()]
+        places = [[*_apart(question["ask"], part)[1]] for part in said.values()]
         if not any(places):
             return said
         sums: dict[str, float] = {}

@@ -252,6 +252,22 @@ def test_under_masks_no_number_is_in_the_clear_but_rows(hospitals):
     assert {name for part in said for name, _ in numbers(part)} == {"rows"}
 
 
+def test_under_masks_a_column_may_be_called_rows(hospitals):
+    """The number of rows is in the clear, the sums of a column of that name are not."""
+    told = []
+    for path in hospitals.iterdir():
+        pl.read_csv(path).rename({"age": "rows"}).write_csv(path)
+
+    def listen(name, message, answer):
+        reply = answer()
+        if "answer" in reply.content:
+            told.extend(numbers(json.loads(str(reply.content["answer"]["json"]))))
+        return [reply]
+
+    fit(hospitals, fault=listen, secagg=True, **SICK)
+    assert sorted(told) == sorted(("rows", len(pl.read_csv(path))) for path in hospitals.iterdir())
+
+
 def test_a_server_that_asks_in_the_clear_gets_no_sum(hospitals):
     """Although the settings, which the site knows, say secagg."""
     asked = []
