@@ -114,6 +114,11 @@ class Federated(_Attributes):
             return prepared.random_intercepts(fits[-1].objective, fits[-1].x, self._by_reml())[0]
 
         self._mu(len(self._classes()) or 1)
+        if len(rows.sites) < 2:
+            raise InputError(
+                "expected at least two sites to estimate the variance of random intercepts, got one; use "
+                "site_effects='none', or give mu"
+            )
         best = optimize.minimize_scalar(minus_two_log, bounds=VARIANCE, method="bounded", options={"xatol": 1e-6})
         self.mu_ = math.exp(-best.x) / len(rows.y)
         return sum(fit.rounds for fit in fits), sum(fit.bytes for fit in fits)

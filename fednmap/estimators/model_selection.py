@@ -137,6 +137,14 @@ class CrossValidated(Federated):
         )
         return self
 
+    def _mu(self, outputs: int) -> float:
+        """That of a list which was chosen."""
+        if not (isinstance(self.mu, Sequence | np.ndarray) and "mu_" in vars(self)):
+            return super()._mu(outputs)
+        one = copy(self)
+        one.mu = vars(self)["mu_"]
+        return one._mu(outputs)
+
     def _regularizer(self, prepared: Prepared, lam: float | None = None) -> Regularizer:
         """The penalty at lam, or at the one that was chosen."""
         if lam is None:

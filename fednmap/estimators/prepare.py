@@ -369,14 +369,20 @@ class Prepared:
 
         objective: the least of f + phi, at x; reml: of a linear regression, whether coefficients are integrated out.
         """
-        f, inner, left, value = self.problem, self._inner(x), self.size, 0.0
+        f, left, value = self.problem, self.size, 0.0
         assert isinstance(f, PartialMinimum)
         if self.quadratic:
             value = float(np.log1p(self.site_weights / f.ridge).sum())
         if reml:
-            sizes = np.linalg.eigvalsh(f.hessian(inner).numpy())
+            scale = np.append(self.deviation, self.level_unit)  # the likelihood has no unit of a column
+            sizes = np.linalg.eigvalsh(self.hessian(x).numpy() / np.outer(scale, scale))
             sizes = sizes[sizes > 1e-12 * sizes[-1]]  # less aliased columns
             value, left = value + float(np.log(sizes).sum()), left - len(sizes)
+            if left <= 0:
+                raise InputError(
+                    f"expected more rows than coefficients for the variance of random intercepts, got {self.size:g} "
+                    f"rows and {len(sizes)} coefficients; leave columns out, or add a penalty such as ridge"
+                )
         value += float(self.family.minus_two_log(np.array(objective), left))
         return value, self.noise(x) / (left if reml else self.size) / f.ridge
 

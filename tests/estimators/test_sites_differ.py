@@ -309,6 +309,13 @@ def test_an_infinite_weight_is_the_joint_model_and_a_large_one_the_intercepts():
 REFUSED = [
     (lambda X, y, s: FederatedGLM(site_effects="some").fit(X, y["gaussian"], s), "one of none, intercepts, random"),
     (lambda X, y, s: FederatedGLM(site_effects="random").path(X, y["gaussian"], s), "expected mu, or a fitted"),
+    (lambda X, y, s: FederatedGLM(site_effects="random").fit(X, y["gaussian"], 0 * s), "expected at least two sites"),
+    (
+        lambda X, y, s: FederatedGLM("gaussian", "none", site_effects="random").fit(
+            X[:4], y["gaussian"][:4], [0, 0, 1, 1]
+        ),
+        "expected more rows than coefficients .* got 4 rows and 4",
+    ),
     (lambda X, y, s: FederatedCoxRegression(site_effects="random").fit(X, y["cox"], s), "baseline hazard already"),
     (lambda X, y, s: FederatedGLM(site_effects="sparse", mu=0).fit(X, y["gaussian"], s), "mu is 0; expected a finite"),
     (lambda X, y, s: FederatedHuberRegressor(site_effects="sparse").fit(X, y["gaussian"], s), "got huber"),
@@ -402,6 +409,28 @@ def test_a_weight_of_random_intercepts_leads_from_own_ones_to_a_common_one():
         other = FederatedGLM(family, "l1", 0.01, site_effects=effects, tol=1e-9).fit(X, y[family], where)
         assert random.coef_ == pytest.approx(other.coef_, abs=1e-5)
         assert random.predict(X, where) == pytest.approx(other.predict(X, where), abs=1e-5)
+
+
+def test_the_variance_of_random_intercepts_has_no_unit_of_a_column():
+    X, y, where = many_sites()
+    model = FederatedLinearRegression("none", site_effects="random", tol=1e-9)
+    large = FederatedLinearRegression("none", site_effects="random", standardize=False, tol=1e-9)
+    expected = model.fit(X, y["gaussian"], where).site_effects_.variance
+    for unit in ([1.0, 1.0, 1e8], [1.0, 1e-3, 1e6]):
+        found = large.fit(X * unit, y["gaussian"], where)
+        assert found.site_effects_.variance == pytest.approx(expected, rel=1e-5)
+
+
+def test_several_weights_of_random_intercepts_leave_standard_errors_and_paths():
+    X, y, where = many_sites()
+    y = y["gaussian"]
+    chosen = FederatedGLMCV(cv=2, lambdas=[0.3, 0.1, 0], site_effects="random", mu=[1e-3, 1e-2], tol=1e-9).fit(
+        X, y, where
+    )
+    alone = FederatedGLM(lam=chosen.lam_, site_effects="random", mu=chosen.mu_, tol=1e-9).fit(X, y, where)
+    assert chosen.inference(X, y, where).error == pytest.approx(alone.inference(X, y, where).error, rel=1e-6)
+    assert chosen.path(X, y, where).coefs == pytest.approx(alone.path(X, y, where).coefs, abs=1e-6)
+    assert chosen.mu == [1e-3, 1e-2]
 
 
 def test_random_intercepts_of_sparse_rows_new_sites_and_chosen_lam():
