@@ -12,7 +12,8 @@ pytest.importorskip("formulaic")
 
 import fednmap
 from fednmap.names import InputError
-from fednmap.tables import FederatedFormula
+from fednmap.tables import FederatedFormula, table
+from fednmap.tables.table import SiteError
 
 CODE = "__import__('os').mkdir('made')"
 REFUSED = [
@@ -85,11 +86,15 @@ def test_a_folder_of_somebody_else_runs_no_code(command):
     assert not Path("made").exists()
 
 
-def test_between_machines_a_formula_is_refused():
-    """A site never computes a formula that the server sends."""
+@pytest.mark.parametrize(
+    "formula", [words for words in REFUSED if "ddof=99" not in words], ids=lambda words: words[:30]
+)
+def test_a_site_between_machines_refuses_it_too(formula, tmp_path, monkeypatch):
+    """`read` and `features` are how the words of a server reach the columns of a site."""
     pytest.importorskip("flwr")
     from fednmap.flower.table_app import read
 
-    settings = {"names": "a,b", "run-folder": "run", "target": "y", "formula": "y ~ x"}
-    with pytest.raises(InputError, match="formula is for `fednmap fit` in one process"):
-        read(settings)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((InputError, SiteError)):
+        read({"names": "a,b", "run-folder": "run", "target": "", "formula": formula})[0].features(table(frame()))
+    assert os.listdir() == []

@@ -118,7 +118,7 @@ def newest(folder):
 
 def shortened(words, folder):
     """The command with few rounds, on the newest run where a run is meant; None where it can only be parsed."""
-    if words[0] in PARSED or any("my-tables/" in word for word in words):  # what Flower would have made
+    if words[0] in PARSED or any("my-tables" in word for word in words):  # what Flower would have made
         return None
     for word in words:
         if (
