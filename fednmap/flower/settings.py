@@ -41,7 +41,7 @@ class FederationSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     names: tuple[str, ...] = Field(
-        min_length=1, description="The clients' names, separated by commas; their order numbers the clients."
+        min_length=1, description="The clients' names, separated by commas: client 0, client 1, ..."
     )
     run_folder: Path = Field(description="Run folder, on the server's machine.")
     resume: bool = Field(False, description="Go on from the last checkpoint in the run folder.")
