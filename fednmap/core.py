@@ -67,7 +67,11 @@ class NoState(NamedTuple):
 
 
 def extended(below: Any, more: tuple[str, ...]) -> Any:
-    """Return the type of a state with further fields; its `below` is the type without them."""
+    """Return the type of a state with further fields; its `below` is the type without them.
+
+    >>> extended(NoState, ("job",))(torch.tensor(1))
+    NoState(job=tensor(1))
+    """
     return _extended(below, more)
 
 
@@ -149,6 +153,10 @@ class Traits:
     steps_may_change: eta_a may be another one in every round; else it only sets gamma, before the first round.
     hessians: Symmetric matrices that a client sends too, p (p + 1) / 2 numbers each; the oracle is then a
         `SecondOrder`, and gradients must be exact.
+
+    >>> from fednmap.algorithms import FedAvg
+    >>> FedAvg.traits.up, FedAvg.traits.composite
+    (1, False)
     """
 
     composite: bool
@@ -277,19 +285,37 @@ class Compressor(Protocol):
 
 
 def pack(algorithm: Algorithm, up: State) -> State:
-    """Return the uplink as it travels."""
+    """Return the uplink as it is sent: encoded by the method's compressor, if it has one.
+
+    >>> from fednmap.algorithms import FedAvg
+    >>> pack(FedAvg(), FedAvg.Up(torch.ones(2)))
+    Up(change=tensor([1., 1.]))
+    """
     compressor = algorithm.compression()
     return up if compressor is None else compressor.pack(*up)
 
 
 def unpack(algorithm: Algorithm, packed: State, like: State) -> State:
-    """Return the uplink that `pack` was given; `like` is an uplink of the method."""
+    """Return the uplink that `pack` was given; `like` is an uplink of the method.
+
+    >>> from fednmap.algorithms import FedAvg
+    >>> up = FedAvg.Up(torch.ones(2))
+    >>> unpack(FedAvg(), pack(FedAvg(), up), like=up)
+    Up(change=tensor([1., 1.]))
+    """
     compressor = algorithm.compression()
     return packed if compressor is None else type(like)(compressor.unpack(packed))
 
 
 def next_broadcast(algorithm: Algorithm, down: State, up: State, share: float) -> State:
-    """Return the next broadcast to the bit, from the last one and the mean uplink, if it follows (see `Traits`)."""
+    """Return the next broadcast to the bit, from the last one and the mean uplink, if it follows (see `Traits`).
+
+    >>> from fednmap.algorithms import FedAvg
+    >>> algorithm = FedAvg()
+    >>> server, _ = algorithm.init(torch.zeros(2))
+    >>> next_broadcast(algorithm, server, algorithm.Up(torch.ones(2)), share=1.0)
+    Server(x=tensor([1., 1.]))
+    """
     return algorithm.aggregate(down, up, share)
 
 
@@ -341,7 +367,12 @@ class Problem(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Computation:
-    """How a problem is best computed; None for what it does not say."""
+    """How a problem is best computed; None for what it does not say. A part of `ProblemInfo`.
+
+    >>> from fednmap.problems import LeastSquares
+    >>> info_of(LeastSquares([(torch.eye(2), torch.ones(2))])).concurrent
+    True
+    """
 
     chunk: int | None = None
     """Clients that are best computed in one call. Default: as many as fit into the cache."""
@@ -366,7 +397,12 @@ class Computation:
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What a problem is made of."""
+    """What a problem is made of. A part of `ProblemInfo`.
+
+    >>> from fednmap.problems import LeastSquares
+    >>> len(info_of(LeastSquares([(torch.eye(2), torch.ones(2))])).digest())
+    64
+    """
 
     digest: Callable[[], str] | None = None
     """A digest of the data. Default: that of all that the problem holds."""
@@ -378,7 +414,12 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class Curvature:
-    """What a problem knows about its second derivatives."""
+    """What a problem knows about its second derivatives. A part of `ProblemInfo`.
+
+    >>> from fednmap.problems import LeastSquares
+    >>> info_of(LeastSquares([(torch.eye(2), torch.ones(2))])).smoothness()
+    0.5
+    """
 
     smoothness: Callable[[], float] | None = None
     """L of f: its gradient changes by at most L times the distance; if there is no such L, that at the start.
@@ -441,7 +482,14 @@ def _weights(problem: Problem, given: Any) -> Tensor:
 
 
 def oracle_of(algorithm: Algorithm, problem: Problem, clients: Tensor, t: int) -> Oracle:
-    """Return the oracle of `clients` in round t, with Hessians if the method needs them; raise InputError without."""
+    """Return the oracle of `clients` in round t, with Hessians if the method needs them; raise InputError without.
+
+    >>> from fednmap.algorithms import FedAvg
+    >>> from fednmap.problems import LeastSquares
+    >>> g = oracle_of(FedAvg(), LeastSquares([(torch.eye(2), torch.ones(2))]), torch.tensor(0), t=0)
+    >>> g(torch.zeros(2), 0)
+    tensor([-0.5000, -0.5000])
+    """
     g = problem.oracle(clients, t)
     if not algorithm.traits.hessians:
         return g

@@ -17,6 +17,7 @@ import textwrap
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from enum import Enum
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,9 @@ def lacks(thing: Any) -> Iterator[str]:
         yield f"formula outside $: {found}"
     if not inspect.isclass(thing) and "raise " in inspect.getsource(thing) and not re.search("[Rr](aise|efuse)", text):
         yield "raises"
-    made_by_others = inspect.isclass(thing) and (inspect.isabstract(thing) or issubclass(thing, (tuple, Exception)))
+    # Interfaces, which users implement, and kinds of class that the library alone constructs need no example.
+    interface = inspect.isabstract(thing) or getattr(thing, "_is_protocol", False)
+    made_by_others = interface or (inspect.isclass(thing) and issubclass(thing, (tuple, Exception, Enum)))
     if not made_by_others and not re.search(">>>|returns it", text) and "." not in thing.__qualname__:
         yield "no example"
 

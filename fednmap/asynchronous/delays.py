@@ -85,7 +85,11 @@ def delays_of(spec: str, slowdown: str | None, n: int | None, seed: int) -> Dela
 
 
 def factors(spec: str | None, n: int | None, seed: int = 0) -> Values:
-    """Return the factor of each client from `lognormal:SIGMA`, n numbers, or nothing (ones); else raise InputError."""
+    """Return the factor of each client from `lognormal:SIGMA`, n numbers, or nothing (ones); else raise InputError.
+
+    >>> factors("1,1,20", 3)
+    array([ 1.,  1., 20.])
+    """
     if spec is None:
         return np.ones(n or 1)
     name, _, text = spec.strip().partition(":")
@@ -121,7 +125,15 @@ def _numbers(spec: str, name: str, text: str) -> tuple[float, ...]:
 
 
 def trace(path: Path, n: int | None = None) -> list[list[float]]:
-    """Read delays from a file: a line per client, or one for all n; other files raise InputError."""
+    """Read delays from a file: a line per client, or one for all n; other files raise InputError.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     file = Path(folder, "delays.txt")
+    ...     _ = file.write_text("1 2.5\\n3\\n")
+    ...     trace(file, n=2)
+    [[1.0, 2.5], [3.0]]
+    """
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
         rows = [[float(word) for word in line.replace(",", " ").split()] for line in lines]

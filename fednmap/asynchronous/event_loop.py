@@ -207,7 +207,7 @@ class Ledger:
         self.times_counted = np.zeros(n, dtype=np.int64)
 
     def send(self, clients: Whole, version: int) -> Whole:
-        """Open a job for each of these clients and return its ticket; they must have none in flight."""
+        """Open a job for each of these clients and return its ticket; raise InputError if one is in flight."""
         if self.in_flight[clients].any():
             raise InputError("expected clients without a job in flight, got some with one; give up its job first")
         self.ticket[clients] += 1

@@ -220,7 +220,7 @@ def up(
 def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of a trial that has not ended.")],
     deadline: Annotated[float | None, typer.Option(help="Seconds of a round, in place of the trial's own.")] = None,
-    min_clients: Annotated[int | None, typer.Option(help="Replies that a round needs, in place of its own.")] = None,
+    min_clients: Annotated[int | None, typer.Option(help="Replies that a round needs instead of the trial's.")] = None,
     cold: Annotated[bool, typer.Option("--cold", help="Flower's own nodes: a new Python for every message.")] = False,
     json: Json = False,
     quiet: Quiet = False,

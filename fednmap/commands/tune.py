@@ -2,7 +2,7 @@
 
 `--eta-a auto` and `--gamma auto` become ordinary numbers before the run: in one step where the smoothness of f is known
 and gradients are exact; else by pilots, which together take a tenth of the run's rounds, and at least 40.
-`--eval-every auto` measures as often as takes a tenth of the time.
+`--eval-every auto` keeps measurements at a tenth of the time.
 """
 
 from __future__ import annotations

@@ -22,6 +22,9 @@ class Dataset:
     columns and of the labels 0, 1, ..., and `sites` those of the clients; () where there are none. `scaling` is what
     `standardized` subtracted from the columns and divided them by. `as_given`: the columns are those of a file of the
     user's own; a run warns if they are badly scaled. `of_sites`: a table per client; a run standardises it by default.
+
+    >>> Dataset(torch.zeros(4, 2), torch.tensor([0, 1, 2, 1]), torch.zeros(1, 2), torch.tensor([0])).classes
+    3
     """
 
     x_train: Tensor

@@ -72,7 +72,8 @@ def load(name: str, **options: Any) -> Dataset:
 
     After a colon: the path of a file (svm:PATH, csv:PATH), numbers (synthetic:ALPHA,BETA, cifar10:N), or a word
     (heart-disease:flamby). Options may follow a path: csv:table.csv,target=outcome,client=hospital. One of the user's
-    own is package.module:Name:word,..., a function of the words that gives a Dataset.
+    own is package.module:Name:word,..., a function of the words that gives a Dataset. An unknown name or option raises
+    InputError.
 
     >>> len(load("digits").x_train), len(load("digits").x_test)
     (1438, 359)

@@ -77,7 +77,7 @@ def heart_disease(variant: str | None = None, /) -> Dataset:
     all training rows. Every fifth row of every hospital is for the test.
 
     variant: "flamby" divides and normalises the same rows as Fed-Heart-Disease, each hospital by the mean and deviation
-             of its own training rows; "flamby-pooled" by those of all training rows.
+             of that hospital's training rows; "flamby-pooled" by those of all training rows.
 
     Reference: Janosi et al., Heart disease, UCI machine learning repository, 1988; the choice of rows and
     columns is that of du Terrail et al., FLamby, NeurIPS 2022.

@@ -46,7 +46,11 @@ DECENTRALIZED: dict[str, type[DecentralizedAlgorithm]] = {
 
 
 def method(name: str) -> type[Algorithm] | type[DecentralizedAlgorithm]:
-    """Return a method by name, with a server or without, or your own, package.module:Name; else raise InputError."""
+    """Return a method by name, with a server or without, or your own, package.module:Name; else raise InputError.
+
+    >>> method("norm-ed").__name__
+    'NormED'
+    """
     known: dict[str, type[Algorithm] | type[DecentralizedAlgorithm]] = {**ALGORITHMS, **DECENTRALIZED}
     if not is_code(name, known):
         return choose("algorithm", name, known)

@@ -22,7 +22,12 @@ from fednmap.regularizers.parameters import positive, regularizer
 
 @dataclass(frozen=True)
 class DecentralizedTraits:
-    """What a method needs of its graph and what it promises."""
+    """What a method needs of its graph and what it promises.
+
+    >>> from fednmap.decentralized import NormED
+    >>> NormED.traits.vectors, NormED.traits.directed
+    (1, False)
+    """
 
     vectors: int
     """Vectors that travel along a link, in each direction, in a round."""

@@ -335,7 +335,17 @@ class Lossy(Topology):
 
 
 def from_file(n: int, path: str) -> Topology:
-    """Return the topology in a file: lines `i j`, a link of nodes from 0, or n lines of n weights; else InputError."""
+    """Return the topology in a file: lines `i j`, a link of nodes from 0, or n lines of n weights.
+
+    Other files raise InputError.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     file = Path(folder, "links.txt")
+    ...     _ = file.write_text("0 1\\n1 2\\n")
+    ...     from_file(3, str(file)).symmetric
+    True
+    """
     what, rows = f"topology file:{path}", []
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()

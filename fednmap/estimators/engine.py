@@ -25,7 +25,7 @@ GROWTH = 1e3  # of |F_nat| over the best so far, beyond which the steps are halv
 PATIENCE = 200  # rounds with a dense model, at most
 FLAT = 1e-2  # curvature of f along the last steps over that without columns, below which estimates may be infinite
 HELD = 1e-3  # growth of phi along these steps over the decrease of f, above which phi holds the estimates
-SHIFT = 10.0  # how much further a suspect coefficient is fixed, of a column of deviation 1, besides twice its value
+SHIFT = 10.0  # how much further a suspect coefficient is fixed, of a column of deviation 1, plus twice its value
 NEGLIGIBLE = 0.1  # likelihood ratio statistic below which the model there is as good: the estimate is infinite
 MOVING = 0.05  # least change of a coefficient with an infinite estimate over the largest, of standardised columns
 

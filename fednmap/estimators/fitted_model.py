@@ -64,7 +64,7 @@ The coefficients are in `coefficients.csv`.
 
 ## What the sites revealed
 
-{told} counts and sums of the columns below, and in every round a gradient or a loss.
+{revealed} counts and sums of the columns below, and in every round a gradient or a loss.
 
 {sent}
 
@@ -217,6 +217,16 @@ def load(folder: str | File) -> FittedModel:
     """Return the model in the folder of a `fednmap fit`, which predicts rows of a frame.
 
     Raises InputError if the folder holds no model, or one that was changed since.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from click.testing import CliRunner
+    >>> from fednmap.cli import app
+    >>> with TemporaryDirectory() as folder:
+    ...     _ = File(folder, "basel.csv").write_text("age,y\\n1,1\\n2,3\\n3,5\\n4,7\\n")
+    ...     command = f"fit --data csv:{folder} --target y --penalty none --out {folder}/run"
+    ...     _ = CliRunner().invoke(app, command.split())
+    ...     load(f"{folder}/run").coef.round(3)
+    array([[2.]])
     """
     folder = File(folder)
     if not (folder / MODEL).is_file():
@@ -253,7 +263,10 @@ def load(folder: str | File) -> FittedModel:
 
 
 def with_effects(model: FittedModel, file: str | File) -> tuple[FittedModel, str]:
-    """Return the model with what a site has of its own, from the file that its node wrote, and the site's name."""
+    """Return the model with the effects of one site, from the file that its node wrote, and the site's name.
+
+    Raises InputError if the file holds something else, or the effects of another fit.
+    """
     said = from_json(File(file), dict)
     try:
         own = SiteEffects(
@@ -487,7 +500,7 @@ def model_card(
         ended=about["ended"],
         rounds=about["rounds"],
         predictions=predictions,
-        told="One process read all files. Between machines sites would have revealed"
+        revealed="One process read all files. Between machines sites would have revealed"
         if about["simulated"]
         else "They revealed",
         sent=DataTable(("column", "sent"), [(s.column, s.sent) for s in model.statistics]).markdown(),

@@ -160,7 +160,7 @@ class Agreement(BaseModel):
 
     @property
     def level(self) -> bool:
-        """Whether the sites have intercepts of their own."""
+        """Whether each site has a separate intercept."""
         return self.family.level and self.task.site_effects != "none"
 
     @property
@@ -240,8 +240,10 @@ class Agreement(BaseModel):
         return X, y
 
     def check(self, task: RemoteFitConfig, table: Table) -> None:
-        """Refuse an agreement about something else than the site's own settings, or with statistics that cannot have
-        come of its own answers: a number as a category would be counted value by value."""
+        """Refuse an agreement that differs from the site's settings, or whose statistics contradict the site's answers.
+
+        A number that is treated as a category would be counted value by value.
+        """
         if self.task != task or self.rows.get(table.name) != table.rows:
             raise Disagreement(
                 f"what was agreed is not what the settings of {table.name!r} say; give all machines the same app"
@@ -377,7 +379,7 @@ def _at_points(question: Question, points: Tensor, known: Agreement, table: Tabl
 
 
 def _of_effects(question: Question, points: Tensor, known: Agreement, f: Any, site: str, look: Look) -> Floats:
-    """The same of F_i, the least loss over what the site has of its own; of this nothing is told.
+    """The same of F_i, the least loss over the site's effects, which are not sent.
 
     What the rows count in an answer is what they count under the site's own model, which the rules look at.
     """
@@ -427,7 +429,7 @@ def _predictions(question: Question, points: Tensor, known: Agreement, table: Ta
 
 
 def own_effects(question: Question, points: Tensor, known: Agreement, table: Table, look: Look) -> dict[str, Any]:
-    """What the site has of its own at the shared coefficients of a point, for columns as they are given."""
+    """The effects of the site at the shared coefficients of a point, for columns as they are given."""
     f = _problem(question, known, table)
     own = _effects(f, known, table.name, None)
     look("effects", f, own.inner(points)[0][0])

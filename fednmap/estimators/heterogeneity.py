@@ -73,7 +73,7 @@ class Heterogeneity:
     def verdict(self) -> str:
         """Return the likelihood ratio test in one line."""
         if math.isnan(self.ratio):
-            return "no likelihood ratio test: a site has no model of its own, weights are relative, or a scale differs"
+            return "no likelihood ratio test: a site has no separate model, weights are relative, or a scale differs"
         return (
             f"one model per site against the joint one: likelihood ratio {self.ratio:.4g}, {self.ratio_df:g} degrees "
             f"of freedom, p = {self.ratio_p:.3g}"
@@ -82,7 +82,8 @@ class Heterogeneity:
     def plot(self, file: str | Path, columns: Sequence[str] | None = None) -> None:
         """Draw a forest plot, one panel per column: sites, joint, fixed and random effects, with their intervals.
 
-        columns: default the nine whose sites differ most. Ratios are drawn where the family has them.
+        columns: default the nine whose sites differ most; unknown ones raise InputError. Ratios are drawn where the
+                 family has them.
         """
         from matplotlib.ticker import MaxNLocator
 

@@ -277,6 +277,11 @@ class FederatedElasticNet(_RowModel):
 
     The penalty is $\lambda (r \lVert b \rVert_1 + (1 - r) \lVert b \rVert^2 / 2)$; $r$ is l1_ratio. The other
     parameters are those of `FederatedLasso`.
+
+    >>> import numpy as np
+    >>> X, hospital = np.array([[0.0], [1.0], [2.0], [3.0]]), ["a", "a", "b", "b"]
+    >>> FederatedElasticNet(lam=0.1, standardize=False).fit(X, [1.0, 3.0, 5.0, 7.0], sites=hospital).coef_.round(3)
+    array([1.885])
     """
 
     lam: float = 0.01
@@ -288,7 +293,13 @@ class FederatedElasticNet(_RowModel):
 
 @dataclass(eq=False, repr=False)
 class FederatedLinearRegression(_RowModel, AnyPenalty):
-    """Least squares, unpenalised unless a penalty is named; see `FederatedGLM` for penalty, lam and groups."""
+    """Least squares, unpenalised unless a penalty is named; see `FederatedGLM` for penalty, lam and groups.
+
+    >>> import numpy as np
+    >>> X, hospital = np.array([[0.0], [1.0], [2.0], [3.0]]), ["a", "a", "b", "b"]
+    >>> FederatedLinearRegression().fit(X, [1.0, 3.0, 5.0, 7.0], sites=hospital).coef_.round(3)
+    array([2.])
+    """
 
     penalty: str | Regularizer = "none"
     _kind = Gaussian
@@ -302,6 +313,11 @@ class FederatedPoissonRegressor(_RowModel, AnyPenalty):
 
     With penalty="ridge" and standardize=False it is scikit-learn's PoissonRegressor(alpha=lam). See `FederatedGLM` for
     the parameters; score is the share of deviance explained.
+
+    >>> import numpy as np
+    >>> X, y, hospital = np.arange(8.0)[:, None], [0, 1, 0, 2, 3, 2, 4, 5], ["a", "b"] * 4
+    >>> FederatedPoissonRegressor("none").fit(X, y, sites=hospital).coef_.round(3)
+    array([0.362])
     """
 
     _kind = Poisson
@@ -330,6 +346,11 @@ class FederatedGammaRegressor(_RowModel, AnyPenalty):
 
     Half the deviance of a row with score $s$ is $y e^{-s} + s - \log y - 1$. With penalty="ridge" and standardize=False
     it is scikit-learn's GammaRegressor(alpha=lam). See `FederatedGLM` for the parameters.
+
+    >>> import numpy as np
+    >>> X, hospital = np.arange(8.0)[:, None], ["a", "b"] * 4
+    >>> FederatedGammaRegressor("none").fit(X, np.exp(X[:, 0] / 2), sites=hospital).coef_.round(3)
+    array([0.5])
     """
 
     _kind = Gamma
@@ -404,6 +425,11 @@ class FederatedHuberRegressor(_RowModel):
     $2 \epsilon |u| - \epsilon^2$ beyond; as scikit-learn's HuberRegressor, whose alpha is N lam / 2 with
     penalty="ridge". $\sigma$ stays above a thousandth of the deviation of y:
     where there are more columns than rows it would go to 0. See `FederatedGLM` for the other parameters.
+
+    >>> import numpy as np
+    >>> X, y, hospital = np.arange(8.0)[:, None], [1, 3, 5, 7, 9, 100, 13, 15], ["a", "b"] * 4
+    >>> FederatedHuberRegressor(lam=1e-6).fit(X, y, sites=hospital).coef_.round(2)
+    array([2.])
     """
 
     epsilon: float = 1.35

@@ -356,42 +356,89 @@ class FederatedLassoCV(CrossValidated, FederatedLasso):
     mu:           with site_effects="sparse", default 0.007, whatever lam is; with "random", default by marginal
                   likelihood: of the model without columns while lam is chosen, then at lam_. Also a list, of which mu_
                   is chosen in the same way as lam.
+
+    >>> import numpy as np
+    >>> X, y = np.arange(12.0)[:, None], [7, 4, 6, 7, 10, 5, 4, 8, 11, 12, 11, 9]
+    >>> FederatedLassoCV(lambdas=[1.0, 0.1, 0.01], cv=2).fit(X, y, sites=["a", "b"] * 6).lam_
+    0.1
     """
 
 
 @dataclass(eq=False, repr=False)
 class FederatedElasticNetCV(CrossValidated, FederatedElasticNet):
-    """`FederatedElasticNet` that chooses its lam; see `FederatedLassoCV`."""
+    """`FederatedElasticNet` that chooses its lam; see `FederatedLassoCV`.
+
+    >>> import numpy as np
+    >>> X, y = np.arange(12.0)[:, None], [7, 4, 6, 7, 10, 5, 4, 8, 11, 12, 11, 9]
+    >>> FederatedElasticNetCV(lambdas=[1.0, 0.1, 0.01], cv=2).fit(X, y, sites=["a", "b"] * 6).lam_
+    0.1
+    """
 
 
 @dataclass(eq=False, repr=False)
 class FederatedLogisticRegressionCV(CrossValidated, FederatedLogisticRegression):
-    """`FederatedLogisticRegression` that chooses its lam; see `FederatedLassoCV`."""
+    """`FederatedLogisticRegression` that chooses its lam; see `FederatedLassoCV`.
+
+    >>> import numpy as np
+    >>> X, y = np.arange(12.0)[:, None], [0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 1, 1]
+    >>> FederatedLogisticRegressionCV(lambdas=[1.0, 0.1, 0.01], cv=2).fit(X, y, sites=["a", "b"] * 6).lam_
+    0.1
+    """
 
 
 @dataclass(eq=False, repr=False)
 class FederatedPoissonRegressorCV(CrossValidated, FederatedPoissonRegressor):
-    """`FederatedPoissonRegressor` that chooses its lam; see `FederatedLassoCV`."""
+    """`FederatedPoissonRegressor` that chooses its lam; see `FederatedLassoCV`.
+
+    >>> import numpy as np
+    >>> X, y = np.arange(12.0)[:, None], [1, 1, 2, 0, 1, 4, 1, 1, 6, 7, 2, 2]
+    >>> FederatedPoissonRegressorCV(lambdas=[1.0, 0.1, 0.01], cv=2).fit(X, y, sites=["a", "b"] * 6).lam_
+    0.1
+    """
 
 
 @dataclass(eq=False, repr=False)
 class FederatedNegativeBinomialRegressorCV(CrossValidated, FederatedNegativeBinomialRegressor):
-    """`FederatedNegativeBinomialRegressor` that chooses its lam; see `FederatedLassoCV`."""
+    """`FederatedNegativeBinomialRegressor` that chooses its lam; see `FederatedLassoCV`.
+
+    >>> import numpy as np
+    >>> X, y = np.arange(12.0)[:, None], [0, 1, 0, 0, 0, 10, 3, 0, 1, 2, 2, 2]
+    >>> FederatedNegativeBinomialRegressorCV(lambdas=[1.0, 0.1, 0.01], cv=2).fit(X, y, sites=["a", "b"] * 6).lam_
+    0.1
+    """
 
 
 @dataclass(eq=False, repr=False)
 class FederatedGammaRegressorCV(CrossValidated, FederatedGammaRegressor):
-    """`FederatedGammaRegressor` that chooses its lam; see `FederatedLassoCV`."""
+    """`FederatedGammaRegressor` that chooses its lam; see `FederatedLassoCV`.
+
+    >>> import numpy as np
+    >>> X, y = np.arange(12.0)[:, None], [1, 1, 5, 7, 7, 2, 2, 2, 11, 8, 4, 9]
+    >>> FederatedGammaRegressorCV(lambdas=[1.0, 0.1, 0.01], cv=2).fit(X, y, sites=["a", "b"] * 6).lam_
+    0.1
+    """
 
 
 @dataclass(eq=False, repr=False)
 class FederatedBinomialRegressorCV(CrossValidated, FederatedBinomialRegressor):
-    """`FederatedBinomialRegressor` that chooses its lam; see `FederatedLassoCV`."""
+    """`FederatedBinomialRegressor` that chooses its lam; see `FederatedLassoCV`.
+
+    >>> import numpy as np
+    >>> X, y = np.arange(12.0)[:, None], [[k, 5] for k in (3, 0, 2, 1, 1, 2, 1, 2, 5, 5, 3, 3)]
+    >>> FederatedBinomialRegressorCV(lambdas=[1.0, 0.1, 0.01], cv=2).fit(X, y, sites=["a", "b"] * 6).lam_
+    0.1
+    """
 
 
 @dataclass(eq=False, repr=False)
 class FederatedOrdinalRegressionCV(CrossValidated, FederatedOrdinalRegression):
-    """`FederatedOrdinalRegression` that chooses its lam; see `FederatedLassoCV`."""
+    """`FederatedOrdinalRegression` that chooses its lam; see `FederatedLassoCV`.
+
+    >>> import numpy as np
+    >>> X, y = np.arange(12.0)[:, None], [0, 0, 1, 1, 0, 1, 2, 2, 1, 1, 2, 2]
+    >>> FederatedOrdinalRegressionCV(lambdas=[1.0, 0.1, 0.01], cv=2).fit(X, y, sites=["a", "b"] * 6).lam_
+    0.1
+    """
 
     fit_intercept: ClassVar[bool] = True  # type: ignore[misc]  # no parameter
 
@@ -401,6 +448,11 @@ class FederatedCoxRegressionCV(CrossValidated, FederatedCoxRegression):
     """`FederatedCoxRegression` that chooses its lam; see `FederatedLassoCV`.
 
     The loss of a fold is what it adds to the partial likelihood of the others. The default penalty is l1.
+
+    >>> import numpy as np
+    >>> X, y = np.arange(12.0)[:, None], [[t, t not in (9, 11)] for t in (11, 12, 2, 6, 9, 10, 7, 8, 4, 5, 3, 1)]
+    >>> FederatedCoxRegressionCV(lambdas=[1.0, 0.1, 0.01], cv=2).fit(X, y, sites=["a", "b"] * 6).lam_
+    0.1
     """
 
     penalty: str | Regularizer = "l1"
@@ -409,4 +461,10 @@ class FederatedCoxRegressionCV(CrossValidated, FederatedCoxRegression):
 
 @dataclass(eq=False, repr=False)
 class FederatedGLMCV(CrossValidated, FederatedGLM):
-    """`FederatedGLM` that chooses its lam; see `FederatedLassoCV`."""
+    """`FederatedGLM` that chooses its lam; see `FederatedLassoCV`.
+
+    >>> import numpy as np
+    >>> X, y = np.arange(12.0)[:, None], [7, 4, 6, 7, 10, 5, 4, 8, 11, 12, 11, 9]
+    >>> FederatedGLMCV("huber", lambdas=[1.0, 0.1, 0.01], cv=2).fit(X, y, sites=["a", "b"] * 6).lam_
+    0.1
+    """

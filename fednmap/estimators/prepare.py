@@ -185,7 +185,7 @@ class Prepared:
         """Whether the Hessian is the same everywhere."""
         self._level: Floats | None = None
         """The intercept of a model between machines whose sites have their own: on scaled columns that of the mean
-        row; then the mean of the sites', where these tell sums alone."""
+        row; then the mean of the sites', where these send sums alone."""
         if isinstance(self.problem, RemoteProblem) and site_effects == "random":
             raise InputError("site_effects 'random' is for one process; a fit between machines does not have it yet")
         if isinstance(self.problem, RemoteProblem) and site_effects != "none":
@@ -326,9 +326,8 @@ class Prepared:
 
     def outer(self, x: Tensor, copies: float | None = None) -> Tensor:
         """The sum over rows of squares of their gradients, (d, d); see `GLM.outer`."""
-        assert isinstance(
-            self.problem, GLM | PartialMinimum | RemoteProblem
-        )  # a row of a Cox model has no gradient of its own
+        # a single row of a Cox model has no gradient
+        assert isinstance(self.problem, GLM | PartialMinimum | RemoteProblem)
         return self._back(self._back(self.problem.outer(self._inner(x), copies)).mT)
 
     def smoothness(self, x: Tensor) -> float:

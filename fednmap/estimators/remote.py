@@ -203,7 +203,7 @@ class RemoteProblem:
         return self._rows.of_fold(number, True).sum("held-out", points, **self._scaling)
 
     def keep_effects(self, x: Tensor) -> float | None:
-        """Let every site keep its own effects at the end of a fit; the mean intercept, where sites only tell sums."""
+        """Let every site keep its own effects at the end of a fit; the mean intercept, where sites only send sums."""
         if self._rows.part is not None:
             return None
         told = self._rows.sum("effects", x[None], **self._scaling)

@@ -47,7 +47,14 @@ ALIASED = 1e-11  # share of a column's square that varies within sites, below wh
 
 @dataclass(frozen=True, eq=False)
 class SiteEffects:
-    """The effects of each site, in units of the columns: its coefficients are coef_ + deviation."""
+    """The effects of each site, in units of the columns: its coefficients are coef_ + deviation.
+
+    >>> from fednmap.estimators import FederatedLinearRegression
+    >>> model = FederatedLinearRegression(site_effects="intercepts")
+    >>> X, y, hospital = np.array([[0.0], [1.0], [0.0], [1.0]]), [1.0, 3.0, 5.0, 7.0], ["a", "a", "b", "b"]
+    >>> model.fit(X, y, sites=hospital).site_effects_.intercept.round(3)
+    array([1., 5.])
+    """
 
     sites: tuple[str, ...]
     names: tuple[str, ...]
@@ -68,7 +75,7 @@ class SiteEffects:
         return DataTable(["name", "shared", *self.sites], rows)
 
     def added(self, X: Any, labels: Any, intercept: Any) -> Floats:
-        """What each row's site adds to the score of the shared model, whose intercept is given; 0 for a new site."""
+        """Return what the site of each row adds to the shared model's score with this intercept; 0 for a new site."""
         found = np.zeros(X.shape[0])
         for k, name in enumerate(self.sites):
             mine = labels == name

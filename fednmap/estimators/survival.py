@@ -67,7 +67,7 @@ def kaplan_meier(
               sends two counts for each group and time of the grid. None: every distinct time, which is exact.
     stratify: whether the log-rank test compares rows of the same site only.
 
-    As `survfit` and `survdiff` of R's survival.
+    As `survfit` and `survdiff` of R's survival. Wrong times, events, groups or levels raise InputError.
 
     >>> found = kaplan_meier([[1, 1], [2, 0], [3, 1], [4, 1]], sites=["a", "a", "b", "b"])
     >>> found.survival.round(3)

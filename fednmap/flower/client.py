@@ -198,7 +198,7 @@ def _answer(plan: Plan, local: LocalProblem, content: RecordDict, store: Store, 
     else:
         received = wire.unpack(content["down"], down)
     g, before = local.oracle_for(algorithm, number, t), store.current(order["counted"], initial)
-    # what a client sends depends on nobody else; its noise is drawn from a secret of its own
+    # what a client sends depends on nobody else; its noise is drawn from the client's secret
     alone = uplink.Federation(1, None, Uniform(), 0.0, store.secret() if pipeline.stages else 0)
     up, state = client_round(algorithm, pipeline, alone, t, torch.tensor(number), received, before, g)
     store.keep(order["ticket"], state, received if Traffic(algorithm, server, message).follows else None)

@@ -60,7 +60,7 @@ class Secrets(NamedTuple):
     ticket: names the preparation.
     mask:   private keys, one per sum; zeros once it was used. So are the seeds.
     keys:   of the clients that take part, in the order of their numbers; shares are numbered in this order.
-    own:    the client's shares of its own secrets, sum after sum.
+    own:    the shares of this client's secrets that it keeps, sum after sum.
     """
 
     ticket: str

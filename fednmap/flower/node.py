@@ -4,8 +4,8 @@ Flower starts the command `flwr-clientapp` for each message, which imports Flowe
 before the first gradient. Here one process has imported them; the node finds, first in its PATH, a `flwr-clientapp`
 that lets this process fork, and the fork runs Flower's own command. Should a Flower start its processes otherwise, the
 node works as Flower's does. Data stays loaded in a worker (`fednmap.flower.worker`). A node of Flower's ends when its
-SuperLink was killed and started again, which does not know it; this one registers again. Its port serves the processes
-of its own user alone (`fednmap.flower.loopback`).
+SuperLink was killed and started again, which does not know it; this one registers again. Its port serves only
+processes of the same user (`fednmap.flower.loopback`).
 
 Use `python -m fednmap.flower.node OPTIONS` in place of `flower-supernode OPTIONS`.
 """
@@ -112,7 +112,7 @@ def serve(requests: socket.socket, node: subprocess.Popen[bytes]) -> None:
 
 
 def _answer(run: loopback.Command, asked: socket.socket, arguments: list[str], files: list[int]) -> None:
-    """In the forked process: run Flower's command, tell its exit code, and end without the parent's clean-up."""
+    """In the forked process: run Flower's command, send its exit code, and end without the parent's clean-up."""
     code = 1
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

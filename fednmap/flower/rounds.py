@@ -73,8 +73,8 @@ class RoundLoop(ABC):
     took_part: client -> in how many rounds it was counted.
     missed:    client -> rounds in succession, up to the last one, in which it was drawn and not counted.
     refused:   client -> why its last reply was left out.
-    news:      the last round that was counted, for those who were in it: its ticket, its mean uplink, and how to tell
-               from it what is broadcast now.
+    news:      the last round that was counted, for those who were in it: its ticket, its mean uplink, and how the
+               current broadcast follows from it.
     lost:      clients that could not follow the news once: they are sent everything.
     late:      rounds by which replies were late: their sum over all that were counted, and the most.
     exact:     whether the last round has counted everybody, with exact gradients.
@@ -345,6 +345,6 @@ def new_ticket(t: int) -> str:
 
 
 def _is_exact(content: RecordDict) -> bool:
-    """Whether a client says that its gradients have no noise; if not so, the measurement that follows tells."""
+    """Whether a client says that its gradients have no noise; if not, the next measurement decides."""
     about = content.get("about")
     return isinstance(about, MetricRecord) and about.get("exact") == 1

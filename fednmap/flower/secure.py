@@ -210,9 +210,9 @@ class SumClient:
 
     content: of the message: what the server says of this sum.
     kind:    of the vector: of a round, or measurements.
-    answers: what was answered before. Two messages at once would both find a stage due. A key that is dealt to two
-             lists of clients could be told by one list and the seed by the other, which together uncover the vector;
-             two vectors under the same masks reveal their difference.
+    answers: what was answered before. Two concurrent messages would both pass as the expected stage. Were secrets dealt
+             to two lists of clients, one list could reveal the key and the other the seed, which together uncover the
+             vector; two vectors under the same masks reveal their difference.
     """
 
     def __init__(self, node: Node, content: RecordDict, kind: str) -> None:

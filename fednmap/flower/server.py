@@ -1,7 +1,7 @@
 """The server's half: a Flower ServerApp that runs any method of the library, and records it in a run folder.
 
-A round is counted when enough replies have arrived; the server's state and who was counted are then on disk before
-anybody is told.
+A round is counted when enough replies have arrived; the server's state and who was counted are on disk before
+any client is notified.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class FederationSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     names: tuple[str, ...] = Field(
-        min_length=1, description="The clients' names, separated by commas; their order numbers the clients."
+        min_length=1, description="The clients' names, separated by commas: client 0, client 1, ..."
     )
     run_folder: Path = Field(description="Run folder, on the server's machine.")
     resume: bool = Field(False, description="Go on from the last checkpoint in the run folder.")
@@ -189,7 +189,7 @@ class Threshold(NamedTuple):
     def of(self, holders: int) -> int:
         """For a sum of which so many clients hold shares.
 
-        It is always more than half. A server that tells some clients that one is lost, and others that it is not,
+        It is always more than half. A server that reports a client as lost to some clients, and as present to others,
         gets enough answers to one of the two lists at most.
         """
         return max(self.least, holders // 2 + 1, math.ceil(self.part * holders))

@@ -1,7 +1,7 @@
 """A process that stays for a run, so that a client's data is loaded once and not once per message.
 
 Flower starts a process for each message. On a node of `fednmap.flower.node` the first of them forks a worker, which
-holds the data from then on; the others hand their message to it over a socket that this user alone can open. Elsewhere
+holds the data from then on; the others send their message to it over a socket that this user alone can open. Elsewhere
 a message is answered where it arrives.
 """
 

@@ -184,6 +184,10 @@ def share_of_noise(like: Tensor, clip: float, noise_multiplier: float, among: in
     clients whose noise must suffice: the least that a round is opened with, less those who may betray theirs. A client
     keeps the state that belongs to the clipped vector WITHOUT this noise: one that held it would give it back in the
     next round (`docs/privacy.md`).
+
+    >>> four = [share_of_noise(torch.zeros(10_000), 1.0, 2.0, 4, client, 7) for client in range(4)]
+    >>> round(float(sum(four).std()), 1)
+    2.0
     """
     return gaussian(like, noise_multiplier * clip / among**0.5, *address)
 

@@ -43,6 +43,15 @@ class Centre(Aggregator):
     h, and adds up there. The corrections must forget it (`forget`), as noise; a method without corrections need not.
 
     forget: default 0.2 for methods with corrections; 0 for `NormClip`.
+
+    >>> @dataclass(frozen=True)
+    ... class Midrange(Centre):
+    ...     forget: float | None = None
+    ...
+    ...     def centre(self, rows):
+    ...         return (rows.amin(0) + rows.amax(0)) / 2
+    >>> Midrange().centre(torch.tensor([[1.0], [2.0], [5.0]]))
+    tensor([3.])
     """
 
     needs_individual_uplinks: ClassVar[bool] = True
@@ -55,7 +64,7 @@ class Centre(Aggregator):
             fraction(self, "forget")
 
     def centre(self, rows: Tensor) -> Tensor:
-        """Return the centre (p,) of k vectors (k, p)."""
+        """Return the centre (p,) of k vectors (k, p); a class without it raises NotImplementedError."""
         raise NotImplementedError
 
     def wrap(self, algorithm: Algorithm) -> Algorithm:

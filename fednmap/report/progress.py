@@ -1,4 +1,4 @@
-"""Progress of a run on stderr: a live bar in a terminal, plain lines elsewhere; and how it ends on Ctrl-C."""
+"""Progress of a run on stderr: a progress bar in a terminal, plain lines elsewhere; and how it ends on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Warnings(Reporter):
 
 
 class Bar(Reporter):
-    """One live line per method."""
+    """A progress bar per method, updated in place."""
 
     def __init__(self, console: Console) -> None:
         self.bar_width = 20 if console.width >= 100 else 10

@@ -30,6 +30,14 @@ def read_sites(spec: str, drop: Sequence[str] = (), needed: Sequence[str] = ()) 
 
     drop:   columns that are left out unread; a name that no file has is refused.
     needed: columns that every file must have; checked before any cell is read.
+
+    Other files and columns raise InputError.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "basel.csv").write_text("age,sex\\n50,f\\n")
+    ...     list(read_sites(f"csv:{folder}"))
+    ['basel']
     """
     kind, colon, rest = spec.partition(":")
     if kind != "csv" or not colon or not rest:
@@ -57,6 +65,12 @@ def read(path: Path, drop: Container[str] = (), only: Container[str] | None = No
     """Return one file as a table, called like the file; CSV in UTF-8, separated by commas, semicolons or tabs.
 
     drop, only: columns to leave out, columns to take; the others are not looked at.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "basel.csv").write_text("age,sex\\n50,f\\n")
+    ...     read(Path(folder, "basel.csv"), drop=["sex"]).columns
+    {'age': array([50.])}
     """
     columns, separator = _columns(path)
     taken = {name: columns[name] for name in columns if name not in drop and (only is None or name in only)}
@@ -64,7 +78,14 @@ def read(path: Path, drop: Container[str] = (), only: Container[str] | None = No
 
 
 def read_as_text(path: Path, name: str) -> list[str]:
-    """Return one column of a file as text: 007 is no number, NA no gap. A name it lacks raises InputError."""
+    """Return one column of a file as text: 007 is no number, NA no gap. A name it lacks raises InputError.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "basel.csv").write_text("id\\n007\\nNA\\n")
+    ...     read_as_text(Path(folder, "basel.csv"), "id")
+    ['007', 'NA']
+    """
     columns, _ = _columns(path)
     if name not in columns:
         raise InputError(f"{path}: there is no column {name!r}; there are {some_of(columns)}")

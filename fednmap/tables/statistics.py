@@ -50,7 +50,12 @@ CUTS, NARROWINGS = 63, 10
 
 @dataclass(frozen=True)
 class Statistic:
-    """What the sites send about a column, and the statistics computed from it."""
+    """What the sites send about a column, and the statistics computed from it.
+
+    >>> sex = FederatedPreprocessor().fit({"basel": {"sex": ["f", "m"]}, "bern": {"sex": ["f", "x"]}}).statistics_[0]
+    >>> sex.levels, sex.names
+    (('f', 'm', 'x'), ('sex=m', 'sex=x'))
+    """
 
     column: str
     kind: str

@@ -57,7 +57,11 @@ def heterogeneous(n: int = 6, samples: int = 20, dim: int = 8, seed: int = 0) ->
 
 
 def smoothness(problem: LeastSquares) -> float:
-    """Return the largest smoothness constant of any client."""
+    """Return the largest smoothness constant of any client.
+
+    >>> smoothness(LeastSquares([(torch.eye(2), torch.ones(2)), (2 * torch.eye(2), torch.ones(2))]))
+    2.0
+    """
     return max(float(torch.linalg.matrix_norm(a, 2) ** 2 / len(a)) for a, _ in problem.data)
 
 
@@ -70,7 +74,11 @@ SETTINGS = {
 
 
 def optimum(problem: LeastSquares, phi: Regularizer, steps: int = 20_000) -> Tensor:
-    """Return argmin f + phi by proximal gradient steps, to rounding."""
+    """Return the minimiser of f + phi by proximal gradient steps, to rounding.
+
+    >>> optimum(LeastSquares([(torch.eye(2), torch.tensor([3.0, 0.5]))]), L1(0.5))
+    tensor([2., 0.])
+    """
     x, step = problem.start, 1 / smoothness(problem)
     for _ in range(steps):
         new = phi.prox(x - step * problem.gradient(x), step)
@@ -87,6 +95,10 @@ def check_algorithm(make: Make, *, rounds: int = 1500, tolerance: float = 1e-10)
     Methods whose traits promise an exact fixed point must reach it, also with half of the clients sampled and with
     30 % of the replies lost unless they need everybody. For a biased one the distance is only reported. A method with
     client state and `state_after_sending` must also be exact after rounds in which its uplinks were shortened.
+
+    >>> from fednmap.algorithms import FedNMap
+    >>> check_algorithm(lambda phi, L, Q: FedNMap(phi, eta_a=0.5 / (L * Q), Q=Q, gamma=1 / L)).full < 1e-10
+    True
     """
     with torch.device("cpu"):
         Q, problem = 5, heterogeneous()
@@ -316,6 +328,10 @@ def check_decentralized(make: MakeOnGraph, *, rounds: int = 1500, tolerance: flo
     calls are pure; a message is as large as declared; nodes numbered otherwise on the same graph end up the same; nodes
     that are alike act as one that is alone. A method whose traits promise an exact fixed point must rest there, and
     reach it on a ring, on the complete graph and, if it promises that, on a graph that is another one in every round.
+
+    >>> from fednmap.decentralized import NormED
+    >>> check_decentralized(lambda phi, L: NormED(phi, 0.2 / L, 1 / L)).ring < 1e-10
+    True
     """
     with torch.device("cpu"):
         phi = L1(0.2) if make(Zero(), 1.0).traits.composite else Zero()

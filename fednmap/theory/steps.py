@@ -124,7 +124,7 @@ def nonconvex(
         + \frac{110000}{57600} \frac{L^2 \Delta_\psi}{K \delta^2 T} + \text{normal map, shift, gradients}.
     $$
 
-    For $\sigma = 0$: m = 1 and the largest steps that the theorem admits. `docs/theory.md` lists where statement and
+    For $\sigma = 0$: $m = 1$ and the largest steps that the theorem admits. `docs/theory.md` lists where statement and
     proof differ. Numbers out of their range raise InputError.
 
     L, rho:      smoothness of every $f_i$; weak convexity of $\phi$.
@@ -224,7 +224,7 @@ def pl(
         + \frac{12100}{14400} \frac{\log(n Q T)^2 L^2 \sigma^2}{Q T^2 \mu K^2 \delta^2} + \text{start}.
     $$
 
-    For $\sigma = 0$: m = 1 and the largest steps that the theorem admits at this eta_s. `docs/theory.md` lists where
+    For $\sigma = 0$: $m = 1$ and the largest steps that the theorem admits at this eta_s. `docs/theory.md` lists where
     statement and proof differ. Numbers out of their range raise InputError.
 
     L, rho, mu:   smoothness of every $f_i$; weak convexity of $\phi$; PL constant of $\psi$.
