@@ -136,6 +136,7 @@ class FitConfig(Settings):
                 task.offset and task.exposure,
                 "expected --offset or --exposure, got both; the offset of an exposure is its log",
             ),
+            (cox and task.offset_column, "expected no offset and no exposure with family cox, got one; leave it out"),
             (
                 task.mu is not None and task.site_effects not in ("random", "sparse"),
                 f"expected --mu with --site-effects random or sparse, got {task.site_effects}; leave --mu out",

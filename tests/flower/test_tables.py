@@ -614,6 +614,10 @@ def test_an_answer_that_got_lost_is_asked_for_again(hospitals):
         ({"target": "outcome", "heterogeneity": True}, "heterogeneity is for `fednmap fit`"),
         ({"target": "outcome", "site-effects": "sparse", "cv": "leave-one-site-out"}, "has no effects of its own"),
         ({"target": "outcome", "site-effects": "sparse", "evaluate": "3"}, "one score per row, without site effects"),
+        (
+            {"family": "cox", "time": "time", "event": "event", "offset": "age"},
+            "no offset and no exposure with family cox",
+        ),
         ({"target": "outcome", "cv": "5", "evaluate": "3"}, "one dealing of folds, got cv 5 and evaluate 3"),
         (
             {"formula": "time ~ bs(age, df=4)", "family": "gaussian", "secagg": True},
