@@ -361,7 +361,7 @@ def draw(curves: list[Curve]) -> Picture:
             ratios = {i + 0.15 * k: found[p][0] for i, p in enumerate(PANELS["paper"]) if p in found}
             _ratios(axis, ratios, "D", f"C{4 + k}", f"chosen: {choice}")
         axis.set_xticks(range(len(PANELS["paper"])), [f"{n}, {Q}" for n, Q in PANELS["paper"]])
-        axis.set_title(f"chosen settings, T = 300, {MEASURES[name]}", fontsize="small")
+        axis.set_title(f"chosen, T = 300, {MEASURES[name]}", fontsize="small")
         axis.set_xlabel("n, Q")
     for axis in axes:
         axis.axhline(1, color="0.5", linewidth=1)
