@@ -69,9 +69,11 @@ html_title = "fednmap"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
+repository = os.environ.get("FEDNMAP_REPOSITORY")  # where the code is read, known to who publishes the site
 html_theme_options = {
     "logo": {"text": f"fednmap {version}"},
-    "navbar_end": ["theme-switcher"],
+    "navbar_end": ["theme-switcher", "navbar-icon-links"],
+    "icon_links": [{"name": "Code", "url": repository, "icon": "fa-solid fa-code-branch"}] if repository else [],
     "show_prev_next": False,
     "header_links_before_dropdown": 6,
     "pygments_light_style": "tango",
