@@ -23,7 +23,7 @@ AUTO = ("eta_a", "gamma")  # also take the word auto: found by pilots, see `fedn
 
 PANELS: dict[str, tuple[str, ...]] = {
     "Data": ("data", "target", "formula", "time", "event", "exclude", "clients", "partition"),
-    "Model and penalty": (*("family", "model", "penalty", "lam", "penalty_factor", "bounds", "site_effects", "mu"),),
+    "Model and penalty": ("family", "model", "penalty", "lam", "penalty_factor", "site_effects", "mu"),
     "Choice of lam": ("path", "cv", "select"),
     "Checks": ("evaluate", "heterogeneity", "cov_type"),
     "Sweep": ("over", "sweep_values"),

@@ -30,3 +30,8 @@ def test_what_is_counted():
     assert doctest.testmod(prose).failed == 0
     assert prose.long_lines("a" * 161 + "\n| " + "b" * 200 + " |\n```\n" + "c" * 200 + "\n```\n") == ["a" * 161]
     assert prose.lengths("One two. Three `four five` $a + b$!\n\n    code\n") == [2, 3]
+
+
+def test_a_command_has_at_most_20_options_outside_advanced():
+    for name, counts in prose.panels().items():
+        assert sum(count for panel, count in counts.items() if panel != "Advanced") <= 20, name
