@@ -14,7 +14,7 @@ from rich import box
 
 from fednmap import tables
 from fednmap.commands.options import Json, Out, Quiet, with_config
-from fednmap.estimators import fitted_model
+from fednmap.estimators import fit_folder, fitted_model
 from fednmap.estimators.family_problems import FAMILIES
 from fednmap.estimators.fit_config import FitConfig, complete, listed, with_formula, with_weight
 from fednmap.estimators.penalties import told_lam
@@ -86,7 +86,7 @@ def fit(
         folder.check_data_digest(_digest(sites))
         if choice:
             _say(quiet, f"choosing lam by {config.select}" + (f", {config.cv}" if config.cv else ""))
-        about, parts, lines = fitted_model.fit_into(
+        about, parts, lines = fit_folder.fit_into(
             folder,
             config,
             estimator,

@@ -29,7 +29,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
-from fednmap.estimators import fitted_model
+from fednmap.estimators import fit_folder
 from fednmap.estimators.fit_config import LOCAL, assignments, with_formula, with_weight
 from fednmap.estimators.handshake import (
     AFTER,
@@ -271,7 +271,7 @@ def _fit(folder: RunFolder, known: Agreement, remote: RemoteRows, began: float) 
     estimator.feature_names_in_, estimator.n_features_in_ = np.array(known.names, object), len(known.names)
     if known.classes:
         estimator.classes_ = np.array(known.classes)
-    return fitted_model.fit_into(
+    return fit_folder.fit_into(
         folder,
         task,
         estimator,

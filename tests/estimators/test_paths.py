@@ -19,7 +19,7 @@ from fednmap.estimators import (
     FederatedLogisticRegressionCV,
     FederatedPoissonRegressor,
 )
-from fednmap.estimators.fitted_model import plot_cv, plot_path
+from fednmap.estimators.fit_folder import plot_cv, plot_path
 
 GROUPS = [[0, 1, 2, 3], [4, 5], [6, 7, 8, 9]]
 
